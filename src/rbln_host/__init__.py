@@ -1,0 +1,1 @@
+"""The open toolchain: compiles and runs static-shape programs on any CPU."""

@@ -1,0 +1,1 @@
+"""RBLN vLLM: a vLLM hardware plugin for static-shape accelerators."""
