@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the toolchain."""
+
+
+class ToolchainError(Exception):
+    """Base of every error the toolchain raises on purpose."""
+
+
+class CaptureError(ToolchainError):
+    """A module could not be turned into a program."""
+
+
+class ArtifactError(ToolchainError):
+    """An artifact is missing, incomplete, altered or of another format; it must be rebuilt."""
+
+
+class MissingProgramError(ToolchainError):
+    """A program was asked for that the loaded artifact does not hold."""

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference executor: runs a program command by command on torch's CPU operators."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rbln_host.compiler.graph import Argument, Command, Graph, Ref
+from rbln_host.compiler.operators import resolve
+
+Register = int
+"""Index of a value in the executor's value table."""
+
+
+class _Slot(int):
+    """A register number inside an argument."""
+
+
+class Interpreter:
+    """A loaded program with its weights bound.
+
+    Values live in numbered registers and are dropped after their last use, so peak memory is
+    that of the values alive at once.
+    """
+
+    def __init__(self, graph: Graph, weights: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        names = [*graph.inputs, *graph.weights]
+        self._registers = {name: index for index, name in enumerate(names)}
+        self._weights = [weights[weight] for weight in graph.weights.values()]
+        self._steps = self._plan(graph)
+        self._outputs = [self._registers[name] for name in graph.outputs]
+        self._count = len(self._registers)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run once. Raises ValueError for a missing input or one of another shape or dtype."""
+        values: list[Any] = [self._checked(name, inputs) for name in self.graph.inputs]
+        values += self._weights
+        values += [None] * (self._count - len(values))
+        with torch.no_grad():
+            for step in self._steps:
+                step(values)
+        return tuple(values[register] for register in self._outputs)
+
+    def _checked(self, name: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        spec = self.graph.inputs[name]
+        tensor = inputs.get(name)
+        if tensor is None:
+            raise ValueError(f"program {self.graph.name}: input {name!r} is missing")
+        if not spec.matches(tensor):
+            raise ValueError(
+                f"program {self.graph.name}: input {name!r} is {tensor.dtype} "
+                f"{tuple(tensor.shape)}, not {spec.dtype} {spec.shape}"
+            )
+        return tensor
+
+    def _plan(self, graph: Graph) -> list[Callable[[list[Any]], None]]:
+        last_use = {name: i for i, c in enumerate(graph.commands) for name in c.inputs()}
+        keep = {*graph.outputs, *graph.inputs, *graph.weights}
+        steps = []
+        for index, command in enumerate(graph.commands):
+            for name in filter(None, command.outputs):
+                self._registers[name] = len(self._registers)
+            dying = {n for n in command.inputs() if last_use[n] == index and n not in keep}
+            steps.append(self._step(command, sorted(self._registers[n] for n in dying)))
+        return steps
+
+    def _step(self, command: Command, dying: list[Register]) -> Callable[[list[Any]], None]:
+        function = resolve(command.operator, command.overload)
+        args = [self._placed(a) for a in command.args]
+        kwargs = {key: self._placed(a) for key, a in command.kwargs.items()}
+        targets = [(i, self._registers[n]) for i, n in enumerate(command.outputs) if n]
+        single = targets[0][1] if targets and not command.returns_tuple else None
+
+        def step(values: list[Any]) -> None:
+            result = function(
+                *[_fetch(a, values) for a in args],
+                **{key: _fetch(a, values) for key, a in kwargs.items()},
+            )
+            if single is not None:
+                values[single] = result
+            else:
+                for index, register in targets:
+                    values[register] = result[index]
+            for register in dying:
+                values[register] = None
+
+        return step
+
+    def _placed(self, argument: Argument) -> Any:
+        if isinstance(argument, Ref):
+            return _Slot(self._registers[argument.name])
+        if isinstance(argument, tuple):
+            return [self._placed(item) for item in argument]
+        return argument
+
+
+def _fetch(argument: Any, values: list[Any]) -> Any:
+    if type(argument) is _Slot:
+        return values[argument]
+    if type(argument) is list:
+        return [_fetch(item, values) for item in argument]
+    return argument
