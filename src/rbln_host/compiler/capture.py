@@ -43,8 +43,32 @@ def capture(
     may not hold.
     """
     exported = _export(module, inputs, name)
-    reader = _GraphReader(exported, name, free_axes or {})
-    return Captured(optimise(reader.graph()), reader.weights)
+    reader = _GraphReader(exported, name, free_axes or {}, _canonical_names(module))
+    graph = optimise(reader.graph())
+    read = set(graph.weights.values())
+    return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
+
+
+def _canonical_names(module: torch.nn.Module) -> dict[str, str]:
+    """Every parameter and buffer name -> the least name of the same memory.
+
+    Tied weights and shared buffers have several names and the exporter picks any of them; one
+    name for each makes the artifact hold them once and stay stable between compiles.
+    """
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    least: dict[Any, str] = {}
+    for name, tensor in named:
+        key = _memory(tensor)
+        least[key] = min(name, least.get(key, name))
+    return {name: least[_memory(tensor)] for name, tensor in named}
+
+
+def _memory(tensor: Tensor) -> Any:
+    pointer = tensor.untyped_storage().data_ptr()
+    return (pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _export(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Any:
@@ -81,8 +105,15 @@ def _traceable_data() -> Iterator[None]:
 class _GraphReader:
     """Reads one exported program into the program form."""
 
-    def __init__(self, exported: Any, name: str, free_axes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        exported: Any,
+        name: str,
+        free_axes: Mapping[str, int],
+        canonical: Mapping[str, str],
+    ) -> None:
         self.exported, self.name, self.free_axes = exported, name, free_axes
+        self.canonical = canonical
         self.weights: dict[str, Tensor] = {}
         self._value_weights: dict[str, str] = {}
         self._inputs: dict[str, TensorSpec] = {}
@@ -122,7 +153,7 @@ class _GraphReader:
         if spec.kind == InputKind.CONSTANT_TENSOR:
             weight = f"constant.{_digest(tensor)}"
         else:
-            weight = spec.target
+            weight = self.canonical.get(spec.target, spec.target)
         self._value_weights[value] = weight
         self.weights[weight] = tensor.detach()
 
@@ -202,7 +233,6 @@ def _argument(argument: Any) -> Argument:
 
 
 def _digest(tensor: Tensor) -> str:
-    data = tensor.detach().contiguous().view(torch.uint8) if tensor.dim() else tensor.reshape(1)
     header = f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    raw = data.contiguous().view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return blake3.blake3(header + raw).hexdigest()[:16]

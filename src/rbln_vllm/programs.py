@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program table: a pure function of configuration that lists every program there is.
+
+Bucket choice, warm-up, compile, cache look-ups and limits all read this table, so traffic can
+reach no shape outside it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What a program computes."""
+
+    PREFILL = "prefill"
+    """Hidden states of one sequence's next chunk."""
+    DECODE = "decode"
+    """Hidden states of one new token for each of B sequences."""
+    LOGITS = "logits"
+    """Logits of B rows of hidden states."""
+
+
+SCORING_ROWS = 64
+"""Rows of the widest logits program: prompt scores are computed this many at a time."""
+
+
+@dataclass(frozen=True, order=True)
+class ProgramKey:
+    """One static shape: ``batch`` rows of ``query`` tokens each."""
+
+    role: Role
+    batch: int
+    query: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.query < 1:
+            raise ValueError(f"a program needs at least one row of one token: {self}")
+        if self.role is Role.PREFILL and self.batch != 1:
+            raise ValueError("a prefill program takes one sequence")
+        if self.role is not Role.PREFILL and self.query != 1:
+            raise ValueError(f"a {self.role} program takes one token a row")
+
+    @property
+    def name(self) -> str:
+        """As in artifacts and logs: ``prefill_b1_q512``, ``decode_b8_q1``, ``logits_b8_q1``."""
+        return f"{self.role}_b{self.batch}_q{self.query}"
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the program's flat token axis."""
+        return self.batch * self.query
+
+
+@dataclass(frozen=True)
+class ProgramTable:
+    """Every program of a configuration.
+
+    ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes in
+    ascending order (the last is the largest batch), ``num_blocks_per_seq`` the width T of the
+    block table, ``block_size`` in tokens.
+    """
+
+    chunk: int
+    decode_buckets: tuple[int, ...]
+    block_size: int
+    num_blocks_per_seq: int
+
+    def __post_init__(self) -> None:
+        if self.chunk < 1 or self.block_size < 1 or self.num_blocks_per_seq < 1:
+            raise ValueError(f"sizes must be positive: {self}")
+        if not self.decode_buckets or list(self.decode_buckets) != sorted(set(self.decode_buckets)):
+            raise ValueError(f"decode buckets must ascend: {self.decode_buckets}")
+
+    @property
+    def prefill(self) -> ProgramKey:
+        return ProgramKey(Role.PREFILL, 1, self.chunk)
+
+    @property
+    def decodes(self) -> tuple[ProgramKey, ...]:
+        return tuple(ProgramKey(Role.DECODE, batch) for batch in self.decode_buckets)
+
+    @property
+    def logits_rows(self) -> tuple[int, ...]:
+        """One row after a prefill, a row per sequence after a decode, many for prompt scores."""
+        scoring = min(self.chunk, SCORING_ROWS)
+        return tuple(sorted({1, *self.decode_buckets, scoring}))
+
+    @property
+    def logits(self) -> tuple[ProgramKey, ...]:
+        return tuple(ProgramKey(Role.LOGITS, rows) for rows in self.logits_rows)
+
+    @property
+    def programs(self) -> tuple[ProgramKey, ...]:
+        """All of them, in the order they are compiled."""
+        return (self.prefill, *self.decodes, *self.logits)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key.name for key in self.programs)
+
+    def decode_for(self, batch: int) -> ProgramKey:
+        """The smallest decode program of at least ``batch`` rows; ValueError when none is."""
+        for key in self.decodes:
+            if key.batch >= batch:
+                return key
+        raise ValueError(f"no decode bucket holds {batch} sequences; largest is {self.decodes[-1]}")
+
+    def logits_for(self, rows: int) -> ProgramKey:
+        """The smallest logits program of at least ``rows`` rows, or else the widest there is
+        (the caller then runs it several times)."""
+        return next((key for key in self.logits if key.batch >= rows), self.logits[-1])
