@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Is the installed torch a CPU build, and do its companions load beside it?
 
-Everything is tried in a process of its own: a broken extension may end the process that loads it.
+Imports are tried in a process of their own: a broken extension may end the process that loads it.
 """
 
 from __future__ import annotations
 
-import json
+import importlib.util
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
@@ -19,12 +21,6 @@ CPU_WHEELS_HINT = (
     "Package 'Pip' and Compute Platform 'CPU'. Then set it as PIP_EXTRA_INDEX_URL (or in pip's "
     "configuration), uninstall this torch and run the set-up again."
 )
-
-_TORCH_PROBE = """
-import json, torch
-from torch.version import cuda, hip
-print(json.dumps({"version": torch.__version__, "cuda": cuda, "hip": hip}))
-"""
 
 
 @dataclass(frozen=True)
@@ -51,24 +47,36 @@ def run_python(code: str) -> ProbeResult:
     return ProbeResult(done.returncode == 0, done.stdout, done.stderr)
 
 
-def torch_problem(probe: Probe = run_python) -> str | None:
-    """What is wrong with the installed torch and what to do, or None for a working CPU build."""
-    result = probe(_TORCH_PROBE)
-    if not result.ok:
-        return f"torch does not import: {result.reason}. {_for_missing_libraries(result.reason)}"
-    build = json.loads(result.output.strip().splitlines()[-1])
-    for platform in ("cuda", "hip"):
-        if build[platform] is not None:
-            kind = f"{platform.upper()} {build[platform]}"
-            return f"torch {build['version']} is a build for {kind}, not for CPU. {CPU_WHEELS_HINT}"
+def torch_directory() -> Path | None:
+    """Where torch is installed, found without importing it."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def build_problem(torch_dir: Path | None) -> str | None:
+    """What is wrong with the build of torch in a directory and what to do, or None.
+
+    Reads `version.py` alone, so it also judges a torch whose libraries or requirements are missing.
+    """
+    if torch_dir is None:
+        return "torch is not installed: install rbln-vllm[host]"
+    build = runpy.run_path(str(torch_dir / "version.py"))
+    for platform in ("cuda", "hip", "xpu"):
+        target = build.get(platform)
+        if target is not None:
+            kind = f"{platform.upper()} {target}"
+            return (
+                f"torch {build['__version__']} is built for {kind}, not for CPU. {CPU_WHEELS_HINT}"
+            )
     return None
 
 
-def _for_missing_libraries(reason: str) -> str:
-    """Advice for a torch that fails to import."""
-    if "No module named 'torch'" in reason:
-        return "Install rbln-vllm[host]."
-    return f"A missing library is the mark of a build for CUDA. {CPU_WHEELS_HINT}"
+def import_problem(probe: Probe = run_python) -> str | None:
+    """Why torch does not import and what to do, or None."""
+    result = probe("import torch")
+    if result.ok:
+        return None
+    return f"torch does not import: {result.reason}. Install rbln-vllm[host] with what it requires."
 
 
 def broken_companions(
