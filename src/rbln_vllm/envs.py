@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one registry of environment variables: no other module reads the environment.
+
+Every row is read when asked, so a test may set `os.environ` at any time. What is written for
+child processes (`publish_model_impl`, `fold_device_pool`) lives here too.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rbln_vllm.env_parsers import (
+    parse_bool,
+    parse_bucket_strategy,
+    parse_count,
+    parse_executor,
+    parse_gib,
+    parse_int_list,
+    parse_optional_int,
+    parse_optional_text,
+    parse_text,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable.
+
+    `no_effect` says why setting it changes nothing yet; `field` names the option that replaces a
+    deprecated variable.
+    """
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    doc: str
+    no_effect: str = ""
+    field: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name.isupper() and not self.name.startswith("_"):
+            raise ValueError(f"{self.name!r} is not an environment variable name")
+        if self.no_effect and self.field:
+            raise ValueError(f"{self.name} is either deprecated or without effect, not both")
+
+    @property
+    def is_set(self) -> bool:
+        return self.name in os.environ
+
+    def get(self) -> T:
+        """The parsed value, or the default when unset. ValueError names the variable."""
+        text = os.environ.get(self.name)
+        if text is None:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"environment variable {self.name}={text!r}: {error}") from error
+
+
+def _deprecated(name: str, parse: Callable[[str], Any], field: str) -> Variable[Any]:
+    return Variable(name, parse, None, "Deprecated, removed in 0.14.0.", field=field)
+
+
+def _inert(name: str, doc: str, why: str) -> Variable[str | None]:
+    return Variable(name, parse_optional_text, None, doc, no_effect=why)
+
+
+_CCL = "no effect on HOST: belongs to the vendor's collective library"
+_REPORT = "not built yet: the performance report at shutdown"
+
+_ENABLE_WARM_UP = Variable(
+    "VLLM_RBLN_ENABLE_WARM_UP",
+    parse_bool,
+    True,
+    "Compile and warm up every program at start. Off: programs compile when first needed.",
+)
+_COMPILE_ONLY = Variable(
+    "VLLM_RBLN_COMPILE_ONLY", parse_bool, False, "Compile, write the cache, exit 0."
+)
+_NUM_HIDDEN_LAYERS = Variable(
+    "VLLM_RBLN_NUM_HIDDEN_LAYERS",
+    parse_count,
+    0,
+    "Build only the first N decoder layers (bring-up; part of the cache key). 0 = all.",
+)
+_FORCE_NPU_NAME = Variable(
+    "RBLN_FORCE_NPU_NAME",
+    parse_optional_text,
+    None,
+    "Dry run of this device: its limits, defaults and refusals apply, the CPU executes.",
+)
+_TARGET_SOC = Variable(
+    "RBLN_TARGET_SOC",
+    parse_optional_text,
+    None,
+    "Older name of `RBLN_FORCE_NPU_NAME`, read when that one is unset.",
+)
+_HOST_EXECUTOR = Variable(
+    "RBLN_HOST_EXECUTOR",
+    parse_executor,
+    "auto",
+    "Which executor runs programs on HOST: `auto`, `native` or `reference` (eager, the oracle).",
+)
+_CACHE_ROOT = Variable(
+    "VLLM_CACHE_ROOT",
+    parse_optional_text,
+    None,
+    "vLLM's cache root; programs are cached below `rbln/`. Default `~/.cache/vllm`.",
+)
+_XDG_CACHE_HOME = Variable(
+    "XDG_CACHE_HOME",
+    parse_optional_text,
+    None,
+    "Where user caches live when `VLLM_CACHE_ROOT` is unset. Default `~/.cache`.",
+)
+_DISABLE_COMPILE_CACHE = Variable(
+    "VLLM_DISABLE_COMPILE_CACHE", parse_bool, False, "Neither read nor write the program cache."
+)
+_KV_CACHE_SPACE = Variable(
+    "VLLM_CPU_KVCACHE_SPACE",
+    parse_gib,
+    None,
+    "Size of the KV cache in GiB (fractions allowed), instead of a share of free memory.",
+)
+_PUBLISHED_IMPL = Variable(
+    "_VLLM_RBLN_RESOLVED_MODEL_IMPL",
+    parse_text,
+    "",
+    "Internal: the implementation a parent process resolved. Written by the plugin, not by users.",
+)
+_VISIBLE_DEVICES = Variable(
+    "RBLN_VISIBLE_DEVICES",
+    parse_text,
+    "",
+    "Which NPUs this process may use, for example `0,1`.",
+    no_effect="no effect on HOST: the machine's CPU is the one device",
+)
+_DEVICES = Variable(
+    "RBLN_DEVICES",
+    parse_text,
+    "",
+    "Deprecated name of `RBLN_VISIBLE_DEVICES`: removed from the environment and folded into it.",
+)
+_USE_VLLM_MODEL = Variable[bool | None](
+    "VLLM_RBLN_USE_VLLM_MODEL",
+    parse_bool,
+    None,
+    "Deprecated, removed in 0.14.0: use `--model-impl vllm` or `--model-impl optimum`.",
+)
+
+ACTIVE: tuple[Variable[Any], ...] = (
+    _ENABLE_WARM_UP,
+    _COMPILE_ONLY,
+    _NUM_HIDDEN_LAYERS,
+    _FORCE_NPU_NAME,
+    _TARGET_SOC,
+    _HOST_EXECUTOR,
+    _CACHE_ROOT,
+    _XDG_CACHE_HOME,
+    _DISABLE_COMPILE_CACHE,
+    _KV_CACHE_SPACE,
+    _DEVICES,
+    _USE_VLLM_MODEL,
+    _PUBLISHED_IMPL,
+)
+
+INERT: tuple[Variable[Any], ...] = (
+    _VISIBLE_DEVICES,
+    _inert("VLLM_RBLN_METRICS", "Performance report at shutdown.", _REPORT),
+    _inert("VLLM_RBLN_METRICS_FILE", "Mirror the report to this file.", _REPORT),
+    _inert("VLLM_RBLN_METRICS_DIR", "Write the report as JSON per rank.", _REPORT),
+    _inert("VLLM_RBLN_NUMA", "Bind workers to NUMA nodes.", "not built yet: NUMA binding"),
+    _inert(
+        "VLLM_RBLN_COMPILE_STRICT_MODE",
+        "Adds the compile mode `strict`.",
+        "no effect on HOST: a mode of the vendor's compiler",
+    ),
+    _inert(
+        "VLLM_RBLN_USE_DEVICE_TENSOR",
+        "Keep tensors on the device end to end.",
+        "no effect on HOST: host memory is device memory",
+    ),
+    _inert(
+        "VLLM_RBLN_DISABLE_OFFLOAD",
+        "Page weights to disk while loading.",
+        "no effect on HOST: belongs to the vendor's torch backend",
+    ),
+    _inert(
+        "VLLM_RBLN_DISABLE_WORKER_FAIL_FAST",
+        "Keep a worker alive on exceptions.",
+        "not built yet: the worker fail-fast exit",
+    ),
+    _inert("VLLM_RBLN_AUTO_PORT", "Let the collective library choose ports.", _CCL),
+    _inert("RBLN_ROOT_IP", "Address of the first node.", _CCL),
+    _inert("RBLN_LOCAL_IP", "Address of this node.", _CCL),
+    _inert("RBLN_PROFILER", "Record a device trace.", "not built yet: the profiler"),
+    _inert(
+        "RBLN_RUNTIME_FORCE_SYNC",
+        "Make the runtime synchronous.",
+        "no effect on HOST: programs already run synchronously",
+    ),
+    _inert(
+        "RBLN_DUMMY_DEVICE",
+        "Compile without a device.",
+        "no effect on HOST: set RBLN_FORCE_NPU_NAME for a dry run",
+    ),
+)
+
+# Where two variables replace the same field, the first one that is set wins.
+DEPRECATED: tuple[Variable[Any], ...] = tuple(
+    _deprecated(name, parse, field)
+    for name, parse, field in (
+        ("VLLM_RBLN_NUM_DEVICES_PER_LOCAL_RANK", parse_optional_int, "num_devices_per_local_rank"),
+        ("VLLM_RBLN_TP_SIZE", parse_optional_int, "num_devices_per_local_rank"),
+        ("VLLM_RBLN_SAMPLER", parse_bool, "use_custom_sampler"),
+        ("VLLM_RBLN_ENFORCE_MODEL_FP32", parse_bool, "enforce_model_fp32"),
+        ("VLLM_RBLN_BATCH_ATTN_OPT", parse_bool, "use_batch_attn_opt"),
+        ("RBLN_USE_CUSTOM_KERNEL", parse_bool, "use_custom_kernel"),
+        ("VLLM_RBLN_USE_DYNAMIC_KV_CACHE", parse_bool, "use_dynamic_kv_cache"),
+        ("VLLM_RBLN_SUB_BLOCK_CACHE", parse_bool, "enable_sub_block_cache"),
+        ("VLLM_RBLN_SUB_BLOCK_SIZE", parse_optional_int, "sub_block_size"),
+        ("VLLM_RBLN_SPECIALIZE_MOE_DECODE", parse_bool, "specialize_moe_decode"),
+        ("VLLM_RBLN_USE_MOE_TOKENS_MASK", parse_bool, "use_moe_tokens_mask"),
+        ("VLLM_RBLN_DISPATCH_ALL2ALL", parse_bool, "use_all2all_dispatch"),
+        ("VLLM_RBLN_COMBINE_ALL2ALL", parse_bool, "use_all2all_combine"),
+        (
+            "VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY",
+            parse_bucket_strategy,
+            "decode_batch_bucket_strategy",
+        ),
+        ("VLLM_RBLN_DECODE_BATCH_BUCKET_MIN", parse_optional_int, "decode_batch_bucket_min"),
+        ("VLLM_RBLN_DECODE_BATCH_BUCKET_STEP", parse_optional_int, "decode_batch_bucket_step"),
+        ("VLLM_RBLN_DECODE_BATCH_BUCKET_LIMIT", parse_optional_int, "decode_batch_bucket_limit"),
+        (
+            "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS",
+            parse_int_list,
+            "decode_batch_bucket_manual_buckets",
+        ),
+        ("VLLM_RBLN_USE_W8A8", parse_bool, "use_w8a8"),
+    )
+)
+
+REGISTRY: tuple[Variable[Any], ...] = ACTIVE + INERT + DEPRECATED
+
+
+def enable_warm_up() -> bool:
+    return _ENABLE_WARM_UP.get()
+
+
+def compile_only() -> bool:
+    return _COMPILE_ONLY.get()
+
+
+def num_hidden_layers() -> int:
+    """The number of decoder layers to build; 0 = all."""
+    return _NUM_HIDDEN_LAYERS.get()
+
+
+def force_npu_name() -> str | None:
+    """The device to dry-run, or None."""
+    return _FORCE_NPU_NAME.get() or _TARGET_SOC.get()
+
+
+def host_executor() -> str:
+    """`auto`, `native` or `reference`."""
+    return _HOST_EXECUTOR.get()
+
+
+def cache_root() -> Path:
+    """vLLM's cache root, found as vLLM finds it."""
+    root = _CACHE_ROOT.get()
+    if root is not None:
+        return Path(root).expanduser()
+    return Path(_XDG_CACHE_HOME.get() or "~/.cache").expanduser() / "vllm"
+
+
+def compile_cache_disabled() -> bool:
+    return _DISABLE_COMPILE_CACHE.get()
+
+
+def kv_cache_space_bytes() -> int | None:
+    """The size the user set for the KV cache in bytes; None = size it from free memory."""
+    return _KV_CACHE_SPACE.get()
+
+
+def visible_devices() -> str:
+    return _VISIBLE_DEVICES.get()
+
+
+def use_vllm_model() -> bool | None:
+    """The deprecated choice of implementation; None = not set."""
+    return _USE_VLLM_MODEL.get()
+
+
+def published_model_impl() -> str | None:
+    """What a parent process published, or None.
+
+    A value without the publisher's mark was typed by a user and is ignored.
+    """
+    impl, mark, pid = _PUBLISHED_IMPL.get().partition("@")
+    return impl if mark and pid.isdecimal() and impl in ("vllm", "transformers") else None
+
+
+def publish_model_impl(impl: str) -> None:
+    """Writes the resolved implementation for child processes."""
+    if impl not in ("vllm", "transformers"):
+        raise ValueError(f"{impl!r} is not a resolved implementation")
+    os.environ[_PUBLISHED_IMPL.name] = f"{impl}@{os.getpid()}"
+
+
+def fold_device_pool() -> tuple[str, ...]:
+    """Moves the deprecated `RBLN_DEVICES` into `RBLN_VISIBLE_DEVICES`; returns warnings.
+
+    Writes the environment. When both are set the new name keeps its value.
+    """
+    if not _DEVICES.is_set:
+        return ()
+    old = os.environ.pop(_DEVICES.name)
+    kept = os.environ.setdefault(_VISIBLE_DEVICES.name, old)
+    text = f"{_DEVICES.name} is deprecated: use {_VISIBLE_DEVICES.name} (now {kept!r})"
+    return (text if kept == old else f"{text}; the value {old!r} of {_DEVICES.name} is ignored",)
+
+
+def deprecated_values() -> dict[str, tuple[str, Any]]:
+    """Option field -> (variable that set it, parsed value), for every deprecated variable set.
+
+    A variable that parses to None (an empty number) counts as unset.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for row in DEPRECATED:
+        if row.is_set and (value := row.get()) is not None:
+            found.setdefault(row.field, (row.name, value))
+    return found
+
+
+def check_environment() -> tuple[str, ...]:
+    """One warning for each variable that is set and has no effect."""
+    return tuple(f"{row.name} is set: {row.no_effect}" for row in INERT if row.is_set)
+
+
+def upstream_readers() -> dict[str, Callable[[], Any]]:
+    """Readers of our `VLLM_RBLN_*` names, to add to `vllm.envs.environment_variables`.
+
+    vLLM warns about `VLLM_*` names it does not know.
+    """
+    return {row.name: row.get for row in REGISTRY if row.name.startswith("VLLM_RBLN_")}
