@@ -2,7 +2,7 @@
 """Capture: ``torch.export`` of a module at fixed shapes, as a :class:`Graph` and its weights."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
+from rbln_host.compiler.aliases import written_values
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref, TensorSpec
 from rbln_host.compiler.operators import NAMESPACES, refusal
 from rbln_host.compiler.passes import optimise
+from rbln_host.compiler.serial import argument_to_json
 from rbln_host.errors import CaptureError
 
 _DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range_for_size"})
@@ -27,6 +29,7 @@ class Captured:
 
     graph: Graph
     weights: Mapping[str, Tensor]
+    """Weight name -> tensor, for exactly the names in ``graph.weights``."""
 
 
 def capture(
@@ -39,36 +42,50 @@ def capture(
 
     The module takes its inputs by keyword and returns a tensor or a tuple of tensors.
     ``free_axes`` names, per input, one axis whose size the program must not depend on.
-    Raises CaptureError when the module cannot be exported or needs an operator that programs
-    may not hold.
+    Raises CaptureError when the module cannot be exported, needs an operator or a constant that
+    programs may not hold, or writes to its weights (programs share them).
     """
     exported = _export(module, inputs, name)
-    reader = _GraphReader(exported, name, free_axes or {}, _canonical_names(module))
+    reader = _GraphReader(exported, name, free_axes or {}, canonical_names(_named_tensors(module)))
     graph = optimise(reader.graph())
+    _check_weights_are_read_only(graph)
     read = set(graph.weights.values())
     return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
 
 
-def _canonical_names(module: torch.nn.Module) -> dict[str, str]:
-    """Every parameter and buffer name -> the least name of the same memory.
+def _named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+
+
+def canonical_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Every name -> the least name of the same memory.
 
     Tied weights and shared buffers have several names and the exporter picks any of them; one
     name for each makes the artifact hold them once and stay stable between compiles.
     """
-    named = [
-        *module.named_parameters(remove_duplicate=False),
-        *module.named_buffers(remove_duplicate=False),
-    ]
+    pairs = list(named)
     least: dict[Any, str] = {}
-    for name, tensor in named:
+    for name, tensor in pairs:
         key = _memory(tensor)
         least[key] = min(name, least.get(key, name))
-    return {name: least[_memory(tensor)] for name, tensor in named}
+    return {name: least[_memory(tensor)] for name, tensor in pairs}
 
 
 def _memory(tensor: Tensor) -> Any:
     pointer = tensor.untyped_storage().data_ptr()
     return (pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _check_weights_are_read_only(graph: Graph) -> None:
+    written = sorted(written_values(graph, surely=True).intersection(graph.weights))
+    if written:
+        raise CaptureError(
+            f"program {graph.name}: it writes to the weight {graph.weights[written[0]]!r}; "
+            "a state that changes must be an input"
+        )
 
 
 def _export(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Any:
@@ -126,19 +143,27 @@ class _GraphReader:
             if node.op == "call_function":
                 self._read_call(node)
             elif node.op == "output":
-                outputs = tuple(item.name for item in node.args[0])
-        return Graph(
-            self.name, self._inputs, self._value_weights, tuple(self._commands), outputs
-        )
+                outputs = self._read_outputs(node.args[0])
+        return Graph(self.name, self._inputs, self._value_weights, tuple(self._commands), outputs)
 
     def _read_placeholders(self) -> None:
         nodes = {n.name: n for n in self.exported.graph.nodes if n.op == "placeholder"}
+        # The exporter changes the names of inputs (to lower case, for one) but not their order.
+        keywords = iter(self.exported.call_spec.in_spec.child(1).context)
         for spec in self.exported.graph_signature.input_specs:
-            value = spec.arg.name
+            node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT:
-                self._inputs[value] = self._input_spec(value, nodes[value].meta["val"])
+                keyword = next(keywords)
+                self._inputs[keyword] = self._input_spec(keyword, node.meta["val"])
+                node.name = keyword
             else:
-                self._bind_weight(value, spec)
+                self._bind_weight(node.name, spec)
+
+    def _read_outputs(self, nodes: Iterable[Any]) -> tuple[str, ...]:
+        for node in nodes:
+            if not isinstance(node, torch.fx.Node):
+                raise CaptureError(f"program {self.name}: it returns {node!r}, not only tensors")
+        return tuple(node.name for node in nodes)
 
     def _input_spec(self, name: str, fake: Tensor) -> TensorSpec:
         shape = list(fake.shape)
@@ -149,7 +174,9 @@ class _GraphReader:
     def _bind_weight(self, value: str, spec: Any) -> None:
         tensor = self.exported.state_dict.get(spec.target)
         if tensor is None:
-            tensor = self.exported.constants[spec.target]
+            tensor = self.exported.constants.get(spec.target)
+        if not isinstance(tensor, Tensor):
+            raise CaptureError(f"program {self.name}: it reads {spec.target!r}, not a tensor")
         if spec.kind == InputKind.CONSTANT_TENSOR:
             weight = f"constant.{_digest(tensor)}"
         else:
@@ -163,7 +190,8 @@ class _GraphReader:
         schema = getattr(node.target, "_schema", None)
         if schema is None:
             raise CaptureError(
-                f"program {self.name}: {node.target} computes with sizes that are not fixed"
+                f"program {self.name}: {node.target} is control flow or a size that is not fixed; "
+                "a program is a straight line of operators on tensors of fixed shape"
             )
         if schema.name in _DROPPED:
             return
@@ -176,12 +204,25 @@ class _GraphReader:
             Command(
                 operator=schema.name,
                 overload=schema.overload_name or "default",
-                args=tuple(_argument(a) for a in node.args),
-                kwargs={key: _argument(a) for key, a in node.kwargs.items()},
+                args=tuple(self._argument(a) for a in node.args),
+                kwargs={key: self._argument(a) for key, a in node.kwargs.items()},
                 outputs=outputs,
                 returns_tuple=is_tuple,
             )
         )
+
+    def _argument(self, argument: Any) -> Argument:
+        if isinstance(argument, torch.fx.Node):
+            return Ref(argument.name)
+        if isinstance(argument, list | tuple):
+            return tuple(self._argument(item) for item in argument)
+        if isinstance(argument, torch.device) and argument.type == "cpu":
+            return torch.device("cpu")
+        try:
+            argument_to_json(argument)
+        except ValueError as error:
+            raise CaptureError(f"program {self.name}: {error}") from error
+        return argument
 
     def _check_allowed(self, node: Any) -> None:
         namespace = node.target._schema.name.partition("::")[0]
@@ -222,14 +263,6 @@ def _outputs(node: Any) -> tuple[tuple[str | None, ...], bool]:
                 user.replace_all_uses_with(next(u for u in node.users if u.name == names[index]))
         return tuple(names), True
     return (node.name,), False
-
-
-def _argument(argument: Any) -> Argument:
-    if isinstance(argument, torch.fx.Node):
-        return Ref(argument.name)
-    if isinstance(argument, (list, tuple)):
-        return tuple(_argument(item) for item in argument)
-    return argument
 
 
 def _digest(tensor: Tensor) -> str:

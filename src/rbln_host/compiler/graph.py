@@ -76,6 +76,8 @@ class Graph:
 
     def __post_init__(self) -> None:
         defined = {*self.inputs, *self.weights}
+        if len(defined) != len(self.inputs) + len(self.weights):
+            raise ValueError(f"{self.name}: a value is both an input and a weight")
         for command in self.commands:
             for name in command.inputs():
                 if name not in defined:
@@ -87,6 +89,13 @@ class Graph:
         for output in self.outputs:
             if output not in defined:
                 raise ValueError(f"{self.name}: output {output!r} is undefined")
+
+    def values(self) -> Iterator[str]:
+        """Names of all values."""
+        yield from self.inputs
+        yield from self.weights
+        for command in self.commands:
+            yield from filter(None, command.outputs)
 
 
 def references(argument: Argument) -> Iterator[str]:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes, graph to graph: drop what does nothing, compute equal values once, drop the unread."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rbln_host.compiler.aliases import written_values
 from rbln_host.compiler.graph import Command, Graph, Ref, substitute
-from rbln_host.compiler.operators import is_pure
+from rbln_host.compiler.operators import is_pure, is_uninitialised
 
 _ALIASES = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh"})
 
@@ -33,88 +34,57 @@ def drop_aliases(graph: Graph) -> Graph:
 def share_equal(graph: Graph) -> Graph:
     """Compute commands with equal operator and arguments once.
 
-    Only pure commands are shared, and none that reads a value some command writes to: such a
-    value differs between two places of the program.
+    Only pure commands are shared, and none whose inputs or outputs share memory with a value that
+    some command writes to: such a value differs between two places of the program.
     """
-    written = _written_values(graph)
-    names: dict[str, str] = {}
-    seen: dict[Any, Command] = {}
-    kept = []
+    written = written_values(graph)
+    sharing = _Sharing()
     for command in graph.commands:
-        renamed = _rename(command, names)
-        if not is_pure(renamed.operator, renamed.overload) or written.intersection(
-            (*renamed.inputs(), *filter(None, renamed.outputs))
-        ):
-            kept.append(renamed)
-            continue
-        key = _identity(renamed)
-        first = seen.setdefault(key, renamed)
-        if first is renamed:
-            kept.append(renamed)
+        renamed = _rename(command, sharing.names)
+        touched = (*renamed.inputs(), *filter(None, renamed.outputs))
+        if is_pure(renamed.operator, renamed.overload) and written.isdisjoint(touched):
+            sharing.add(renamed)
         else:
-            _merge(first, renamed, seen, kept, key, names)
-    return _rebuilt(graph, kept, names)
+            sharing.kept.append(renamed)
+    return _rebuilt(graph, sharing.kept, sharing.names)
 
 
-def _merge(
-    first: Command,
-    second: Command,
-    seen: dict[Any, Command],
-    kept: list[Command],
-    key: Any,
-    names: dict[str, str],
-) -> None:
-    """Point the second command's outputs at the first's, adding outputs only the second reads."""
-    outputs = list(first.outputs)
-    for index, name in enumerate(second.outputs):
-        if name is None:
-            continue
-        if outputs[index] is None:
-            outputs[index] = name
-        else:
-            names[name] = str(outputs[index])
-    merged = replace(first, outputs=tuple(outputs))
-    kept[next(i for i, c in enumerate(kept) if c is first)] = merged
-    seen[key] = merged
+@dataclass
+class _Sharing:
+    """Commands kept so far, where each computation is among them, and outputs renamed."""
+
+    kept: list[Command] = field(default_factory=list)
+    places: dict[Any, int] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, command: Command) -> None:
+        """Keep a pure command, or point its outputs at those of an equal one kept before."""
+        place = self.places.setdefault(_identity(command), len(self.kept))
+        if place == len(self.kept):
+            self.kept.append(command)
+            return
+        first = self.kept[place]
+        pairs = list(zip(first.outputs, command.outputs, strict=True))
+        merged = replace(first, outputs=tuple(mine or theirs for mine, theirs in pairs))
+        self.kept[place] = merged
+        self.names.update({theirs: mine for mine, theirs in pairs if mine and theirs})
 
 
 def drop_unread(graph: Graph) -> Graph:
-    """Remove pure commands whose outputs nobody reads."""
+    """Remove commands whose outputs nobody reads and that do nothing else."""
     read = set(graph.outputs)
     kept = []
     for command in reversed(graph.commands):
         needed = any(name in read for name in command.outputs if name)
-        if needed or not is_pure(command.operator, command.overload):
+        if needed or not _is_droppable(command):
             read.update(command.inputs())
             kept.append(command)
     weights = {name: weight for name, weight in graph.weights.items() if name in read}
     return replace(graph, commands=tuple(reversed(kept)), weights=weights)
 
 
-def _written_values(graph: Graph) -> set[str]:
-    """Values some command writes to, with every view of them and what they are views of."""
-    from rbln_host.compiler.operators import is_view, resolve
-
-    roots: dict[str, str] = {}
-
-    def root(name: str) -> str:
-        while name in roots:
-            name = roots[name]
-        return name
-
-    mutated: set[str] = set()
-    for command in graph.commands:
-        first = next(command.inputs(), None)
-        if is_view(command.operator, command.overload) and first is not None:
-            for output in filter(None, command.outputs):
-                roots[output] = first
-        schema = resolve(command.operator, command.overload)._schema
-        for argument, value in zip(schema.arguments, command.args, strict=False):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and isinstance(value, Ref):
-                mutated.add(root(value.name))
-    every = {*graph.inputs, *graph.weights, *roots, *mutated}
-    return {name for name in every if root(name) in mutated}
+def _is_droppable(command: Command) -> bool:
+    return is_pure(command.operator, command.overload) or is_uninitialised(command.operator)
 
 
 def _identity(command: Command) -> Any:

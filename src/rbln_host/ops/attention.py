@@ -70,9 +70,7 @@ def paged_attention(
     return output_NHD
 
 
-def _gather_context(
-    kv_cache: Tensor, blocks_T: Tensor, context: int
-) -> tuple[Tensor, Tensor]:
+def _gather_context(kv_cache: Tensor, blocks_T: Tensor, context: int) -> tuple[Tensor, Tensor]:
     """The first ``context`` keys and values of a sequence, each ``[num_kv_heads, L, head_size]``."""
     _, heads, block_size, pair = kv_cache.shape
     needed = blocks_T[: -(-context // block_size)].long()
@@ -97,14 +95,25 @@ def _attend(
     key_HLD, value_HLD = key_HLD.to(query_HQD.dtype), value_HLD.to(query_HQD.dtype)
     if soft_cap or sinks_H is not None:
         return _explicit_softmax(
-            query_HQD, key_HLD, value_HLD, visible_QL, distance_QL, scale, soft_cap, sinks_H,
+            query_HQD,
+            key_HLD,
+            value_HLD,
+            visible_QL,
+            distance_QL,
+            scale,
+            soft_cap,
+            sinks_H,
             alibi_slopes_H,
         )
     mask = torch.where(visible_QL, 0.0, -torch.inf).to(query_HQD.dtype)
     if alibi_slopes_H is not None:
         mask = mask + (alibi_slopes_H[:, None, None] * distance_QL).to(query_HQD.dtype)
     return scaled_dot_product_attention(
-        query_HQD[None], key_HLD[None], value_HLD[None], attn_mask=mask, scale=scale,
+        query_HQD[None],
+        key_HLD[None],
+        value_HLD[None],
+        attn_mask=mask,
+        scale=scale,
         enable_gqa=True,
     )[0]
 

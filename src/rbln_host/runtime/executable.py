@@ -40,6 +40,11 @@ class Executable:
     def program_names(self) -> frozenset[str]:
         return frozenset(self._sources)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, counted once however many programs read them."""
+        return sum(tensor.nbytes for tensor in self._weights.values())
+
     def load(self, name: str) -> Interpreter:
         """Read a program and bind its weights; MissingProgramError when it is not here."""
         program = self._programs.get(name)

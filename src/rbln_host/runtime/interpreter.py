@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref
 from rbln_host.compiler.operators import resolve
+from rbln_host.errors import ArtifactError
 
 Register = int
 """Index of a value in the executor's value table."""
@@ -19,7 +20,7 @@ class _Slot(int):
 
 
 class Interpreter:
-    """A loaded program with its weights bound.
+    """A loaded program with its weights bound. Raises ArtifactError when one is not in ``weights``.
 
     Values live in numbered registers and are dropped after their last use, so peak memory is
     that of the values alive at once.
@@ -29,7 +30,7 @@ class Interpreter:
         self.graph = graph
         names = [*graph.inputs, *graph.weights]
         self._registers = {name: index for index, name in enumerate(names)}
-        self._weights = [weights[weight] for weight in graph.weights.values()]
+        self._weights = [_weight(graph, weights, name) for name in graph.weights.values()]
         self._steps = self._plan(graph)
         self._outputs = [self._registers[name] for name in graph.outputs]
         self._count = len(self._registers)
@@ -58,12 +59,14 @@ class Interpreter:
 
     def _plan(self, graph: Graph) -> list[Callable[[list[Any]], None]]:
         last_use = {name: i for i, c in enumerate(graph.commands) for name in c.inputs()}
-        keep = {*graph.outputs, *graph.inputs, *graph.weights}
+        last_use |= dict.fromkeys((*graph.outputs, *graph.inputs, *graph.weights), -1)
         steps = []
         for index, command in enumerate(graph.commands):
-            for name in filter(None, command.outputs):
+            outputs = tuple(filter(None, command.outputs))
+            for name in outputs:
                 self._registers[name] = len(self._registers)
-            dying = {n for n in command.inputs() if last_use[n] == index and n not in keep}
+            touched = {*command.inputs(), *outputs}
+            dying = {name for name in touched if last_use.get(name, index) == index}
             steps.append(self._step(command, sorted(self._registers[n] for n in dying)))
         return steps
 
@@ -95,6 +98,12 @@ class Interpreter:
         if isinstance(argument, tuple):
             return [self._placed(item) for item in argument]
         return argument
+
+
+def _weight(graph: Graph, weights: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in weights:
+        raise ArtifactError(f"program {graph.name} reads the weight {name!r}, which is not there")
+    return weights[name]
 
 
 def _fetch(argument: Any, values: list[Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionImpl,
@@ -17,7 +18,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
-from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
 import rbln_host.ops  # noqa: F401  (registers torch.ops.rbln)
 
@@ -144,6 +145,15 @@ def _check_layer(head_size: int, attn_type: str, kv_sharing_target: str | None) 
 
 class PagedInputsBuilder(AttentionMetadataBuilder[PagedInputs]):
     """Takes the step's block table and slots from vLLM's common metadata, unpadded."""
+
+    def __init__(
+        self,
+        kv_cache_spec: KVCacheSpec,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(
         self,

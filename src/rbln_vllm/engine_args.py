@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw engine arguments to ours: the implementation, the options, the device's defaults."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from rbln_vllm import envs
+from rbln_vllm.config import resolve_config
+from rbln_vllm.devices import DeviceProfile, resolve_profile
+from rbln_vllm.model_impl import decide_from_engine_args
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+logger = init_logger("vllm.rbln.engine_args")
+
+
+def prepare(args: "EngineArgs") -> None:
+    """Resolve the implementation and the options in place, and fill in the device's defaults.
+
+    Raises ValueError for anything the selected device or implementation refuses.
+    """
+    profile = resolve_profile(envs.force_npu_name())
+    for warning in (*envs.fold_device_pool(), *envs.check_environment()):
+        logger.warning_once(warning)
+    if line := profile.dry_run_line():
+        logger.info_once(line)
+    decision = decide_from_engine_args(args, profile)
+    logger.info_once("Model implementation: %s (%s)", decision.impl, decision.reason)
+    envs.publish_model_impl(decision.impl)
+    args.model_impl = "auto"  # upstream's "transformers" is another backend than ours
+    args.additional_config = resolve_config(args.additional_config, decision.impl, profile)
+    _check_raw(args)
+    _fill_defaults(args, profile)
+
+
+def _fill_defaults(args: "EngineArgs", profile: DeviceProfile) -> None:
+    """The device's values for what the user did not give."""
+    if args.max_num_seqs is None:
+        args.max_num_seqs = profile.default_max_num_seqs
+    if args.gpu_memory_utilization == _upstream_default("gpu_memory_utilization"):
+        args.gpu_memory_utilization = profile.default_gpu_memory_utilization
+    if args.max_num_batched_tokens is None:
+        # A decode step of all sequences must fit the same budget.
+        args.max_num_batched_tokens = max(profile.default_chunk, args.max_num_seqs)
+    if getattr(args.additional_config, "enforce_model_fp32", False):
+        args.dtype = "float32"
+
+
+def _check_raw(args: "EngineArgs") -> None:
+    """Refuse what can only be seen before vLLM resolves it."""
+    if args.max_model_len is not None and args.max_model_len < 1:
+        raise ValueError(
+            "--max-model-len auto is not supported: programs are compiled for one length. "
+            "Give the length, or leave it out for the model's own"
+        )
+    if args.async_scheduling:
+        logger.warning_once("Disabling asynchronous scheduling: it is not built yet")
+    args.async_scheduling = False
+    if args.attention_backend not in (None, "CUSTOM"):
+        raise ValueError(f"Cannot use {args.attention_backend} backend on RBLN.")
+    if envs.compile_only() and envs.compile_cache_disabled():
+        raise ValueError(
+            "VLLM_RBLN_COMPILE_ONLY=1 and VLLM_DISABLE_COMPILE_CACHE=1 exclude each other: "
+            "there would be nowhere to keep the programs. Unset one"
+        )
+
+
+def _upstream_default(name: str) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs.__dataclass_fields__[name].default

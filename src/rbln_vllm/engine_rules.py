@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of a finished vLLM configuration: what is refused, in words, and what is settled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from rbln_vllm import envs
+from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.geometry import geometry_of
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger("vllm.rbln.engine_rules")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """``applies`` to a configuration, then ``text`` is what the user is told."""
+
+    text: str
+    applies: Callable[["VllmConfig"], bool]
+
+
+REFUSALS = (
+    Refusal("LoRA is not supported on RBLN: it is not built yet.", lambda c: bool(c.lora_config)),
+    Refusal(
+        "Speculative decoding is not built yet: leave out --speculative-config.",
+        lambda c: c.speculative_config is not None,
+    ),
+    Refusal(
+        "Tensor, pipeline, data and expert parallelism are not built yet: use one process "
+        "(--tensor-parallel-size 1 --pipeline-parallel-size 1 --data-parallel-size 1).",
+        lambda c: (
+            c.parallel_config.world_size_across_dp > 1 or c.parallel_config.enable_expert_parallel
+        ),
+    ),
+    Refusal(
+        "KV transfer and offload are not built yet: leave out --kv-transfer-config and "
+        "--kv-offloading-size.",
+        lambda c: c.kv_transfer_config is not None,
+    ),
+    Refusal(
+        "Encoder disaggregation is not built yet: leave out --ec-transfer-config.",
+        lambda c: c.ec_transfer_config is not None,
+    ),
+    Refusal(
+        "Chunked prefill cannot be turned off: programs have one prefill length. "
+        "Leave out --no-enable-chunked-prefill.",
+        lambda c: not c.scheduler_config.enable_chunked_prefill,
+    ),
+    Refusal(
+        "Model runner V2 is not supported. Set VLLM_USE_V2_MODEL_RUNNER=0.",
+        lambda c: c.use_v2_model_runner,
+    ),
+    Refusal(
+        "The KV cache has the model's dtype; fp8 is not built yet: leave out --kv-cache-dtype.",
+        lambda c: c.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"),
+    ),
+)
+
+MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
+    (
+        "--enforce-eager has nothing to turn off here: every step runs a compiled program. "
+        "Leave it out.",
+        lambda m: m.enforce_eager,
+    ),
+    (
+        "Pooling models (embed, classify, score) are not built yet; only text generation is.",
+        lambda m: m.runner_type != "generate",
+    ),
+    ("Encoder-decoder models are not built yet.", lambda m: m.is_encoder_decoder),
+    ("Multimodal models are not built yet.", lambda m: m.is_multimodal_model),
+    ("Multi-head latent attention (MLA) is not built yet.", lambda m: m.use_mla),
+    (
+        "Models with recurrent or linear-attention state are not built yet.",
+        lambda m: m.has_inner_state or m.is_hybrid or m.is_attention_free,
+    ),
+    (
+        "Quantised checkpoints are not built yet: use the unquantised model.",
+        lambda m: m.quantization is not None,
+    ),
+    (
+        "Prompt embeddings are not built yet: programs take token ids. "
+        "Leave out --enable-prompt-embeds.",
+        lambda m: m.enable_prompt_embeds,
+    ),
+    ("Sleep mode is not built yet: leave out --enable-sleep-mode.", lambda m: m.enable_sleep_mode),
+    (
+        "VLLM_RBLN_NUM_HIDDEN_LAYERS is not built yet: unset it, or pass "
+        "--hf-overrides '{\"num_hidden_layers\": N}' with a checkpoint of N layers.",
+        lambda m: envs.num_hidden_layers() > 0,
+    ),
+)
+
+
+def refuse_unbuilt(config: "VllmConfig") -> None:
+    """ValueError, with the reason and the setting to change, for what cannot be served."""
+    for refusal in REFUSALS:
+        if refusal.applies(config):
+            raise ValueError(refusal.text)
+    for text, applies in MODEL_REFUSALS:
+        if applies(config.model_config):
+            raise ValueError(text)
+
+
+def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:
+    """The device's block size unless the user gave one; ValueError for one it cannot use."""
+    cache, max_model_len = config.cache_config, config.model_config.max_model_len
+    if not cache.user_specified_block_size:
+        cache.block_size = profile.block_size_for(max_model_len)
+    profile.check_block_size(cache.block_size)
+
+
+def settle_kv_space(config: "VllmConfig") -> None:
+    """``VLLM_CPU_KVCACHE_SPACE`` (GiB, fractions allowed) sets the pool's size."""
+    space = envs.kv_cache_space_bytes()
+    if space is not None:
+        config.cache_config.kv_cache_memory_bytes = space
+
+
+def log_geometry(config: "VllmConfig") -> None:
+    """One line at start-up with the sizes everything follows from."""
+    geometry = geometry_of(config)
+    logger.info_once(
+        "Device %s: %s attention, chunk %d, block %d, decode buckets %s, up to %d sequences of "
+        "%d tokens, %d programs",
+        geometry.profile.name,
+        geometry.attention_mode,
+        geometry.chunk,
+        geometry.block_size,
+        ",".join(map(str, geometry.decode_buckets)),
+        geometry.max_num_seqs,
+        geometry.max_model_len,
+        len(geometry.table.programs),
+    )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes that programs, scheduler, runner and cache agree on, read once from vLLM's config."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rbln_vllm import envs
+from rbln_vllm.config import AnyRBLNConfig, RBLNConfigBase, effective_buckets
+from rbln_vllm.devices import DeviceProfile, resolve_profile
+from rbln_vllm.programs import ProgramTable
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """All sizes in tokens or counts.
+
+    ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes.
+    """
+
+    profile: DeviceProfile
+    chunk: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    decode_buckets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if min(self.chunk, self.block_size, self.max_model_len, self.max_num_seqs) < 1:
+            raise ValueError(f"sizes must be positive: {self}")
+
+    @property
+    def num_blocks_per_seq(self) -> int:
+        """Width T of the block table: blocks of one sequence of ``max_model_len`` tokens."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def attention_mode(self) -> str:
+        """``naive`` when a sequence is one block, otherwise ``flash``."""
+        return "naive" if self.block_size == self.max_model_len else "flash"
+
+    @property
+    def table(self) -> ProgramTable:
+        """Every program of this configuration."""
+        return ProgramTable(
+            self.chunk, self.decode_buckets, self.block_size, self.num_blocks_per_seq
+        )
+
+
+def options_of(vllm_config: "VllmConfig") -> AnyRBLNConfig:
+    """The resolved RBLN options. TypeError when the config was not made through the plugin."""
+    options = vllm_config.additional_config
+    if not isinstance(options, RBLNConfigBase):
+        raise TypeError(
+            "this VllmConfig carries no resolved RBLN options; build it with "
+            "EngineArgs(...).create_engine_config()"
+        )
+    return options  # type: ignore[return-value]
+
+
+def geometry_of(vllm_config: "VllmConfig") -> Geometry:
+    """The geometry of a finished configuration."""
+    profile = resolve_profile(envs.force_npu_name())
+    scheduler = vllm_config.scheduler_config
+    pipeline = vllm_config.parallel_config.pipeline_parallel_size
+    return Geometry(
+        profile=profile,
+        # A chunk longer than the longest sequence would only be padding.
+        chunk=min(scheduler.max_num_batched_tokens, vllm_config.model_config.max_model_len),
+        block_size=vllm_config.cache_config.block_size,
+        max_model_len=vllm_config.model_config.max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        decode_buckets=effective_buckets(
+            options_of(vllm_config), profile, scheduler.max_num_seqs // pipeline
+        ),
+    )
+
+
+def program_table(vllm_config: "VllmConfig") -> ProgramTable:
+    """Every program of a finished configuration."""
+    return geometry_of(vllm_config).table

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiled model depends on: its content and the switches it was traced under."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+
+from rbln_vllm.geometry import Geometry, geometry_of
+from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_NOT_CONTENT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def cache_key(vllm_config: "VllmConfig", toolchain: Toolchain) -> CacheKey:
+    """The key of this configuration's artifact. It holds contents and sizes, never a path.
+
+    The set of programs is not part of it: an entry grows when more shapes are asked for.
+    """
+    model = vllm_config.model_config
+    return CacheKey(
+        label=f"{Path(model.model).name}",
+        parts={
+            "model_content": model_content(model, vllm_config.load_config.load_format),
+            "architecture": model.architecture,
+            "implementation": "vllm",
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
+            "quantization": str(model.quantization),
+            **_geometry_parts(geometry_of(vllm_config)),
+            **_version_parts(toolchain),
+        },
+    )
+
+
+def _geometry_parts(geometry: Geometry) -> dict[str, str]:
+    return {
+        "profile": geometry.profile.name,
+        "num_devices": "1",
+        "block_size": str(geometry.block_size),
+        "max_model_len": str(geometry.max_model_len),
+    }
+
+
+def _version_parts(toolchain: Toolchain) -> dict[str, str]:
+    import vllm
+
+    return {
+        "toolchain": f"{toolchain.name} {toolchain.version}",
+        "vllm": vllm.__version__,
+        **{name: str(version) for name, version in compiled_with().items()},
+    }
+
+
+def model_content(model: "ModelConfig", load_format: str) -> str:
+    """Digest of the model's configuration (after overrides) and of its weight files."""
+    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
+    hasher.update(_config_text(model.hf_config.to_dict()).encode())
+    if load_format == "dummy":
+        hasher.update(b"dummy weights")
+        return str(hasher.hexdigest())
+    for path in weight_files(model):
+        hasher.update(path.name.encode())
+        if path.stat().st_size:
+            hasher.update_mmap(path)
+    return str(hasher.hexdigest())
+
+
+def _config_text(config: dict[str, Any]) -> str:
+    kept = {name: value for name, value in config.items() if name not in _NOT_CONTENT}
+    return json.dumps(kept, sort_keys=True, default=str)
+
+
+def weight_files(model: "ModelConfig") -> list[Path]:
+    """The checkpoint's files, sorted by name; of several formats the first that is there.
+
+    Raises FileNotFoundError when there are none.
+    """
+    directory = _model_directory(model)
+    for pattern in WEIGHT_PATTERNS:
+        found = sorted(directory.glob(pattern))
+        if found:
+            return found
+    raise FileNotFoundError(
+        f"no weights in {directory}: expected files matching {', '.join(WEIGHT_PATTERNS)}"
+    )
+
+
+def _model_directory(model: "ModelConfig") -> Path:
+    source = Path(model.model_weights or model.model)
+    if source.is_dir():
+        return source
+    from huggingface_hub import snapshot_download
+
+    return Path(
+        snapshot_download(
+            str(source), revision=model.revision, allow_patterns=list(WEIGHT_PATTERNS)
+        )
+    )

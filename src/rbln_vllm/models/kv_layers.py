@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the KV pool must hold for a model's attention layers.
+
+Recorded in the artifact, so that a warm start can size and bind the pool without the model.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import AttentionBackend
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+
+from rbln_vllm.models.attention import PagedAttentionBackend
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """One attention layer: its name, geometry and dtype; ``window`` in tokens, 0 for none."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.name}: heads must be a multiple of KV heads")
+
+    @classmethod
+    def from_spec(cls, name: str, num_heads: int, spec: KVCacheSpec) -> "KVLayer":
+        """Raises NotImplementedError for a cache that is not paged attention."""
+        if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
+            raise NotImplementedError(
+                f"layer {name} needs a {type(spec).__name__}, which is not built yet; "
+                "only full and sliding-window attention are"
+            )
+        assert isinstance(spec, FullAttentionSpec | SlidingWindowSpec)
+        return cls(
+            name=name,
+            num_heads=num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            dtype=str(spec.dtype).removeprefix("torch."),
+            window=spec.sliding_window or 0,
+        )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def spec(self, block_size: int) -> KVCacheSpec:
+        """The pool's layout for this layer."""
+        common: dict[str, Any] = {
+            "block_size": block_size,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+            "dtype": self.torch_dtype,
+        }
+        if self.window:
+            return SlidingWindowSpec(**common, sliding_window=self.window)
+        return FullAttentionSpec(**common)
+
+    def block_shape(self, block_size: int) -> tuple[int, int, int]:
+        """Shape of one block: ``[num_kv_heads, block_size, 2 * head_size]``."""
+        return (self.num_kv_heads, block_size, 2 * self.head_size)
+
+
+class KVLayerStandIn(AttentionLayerBase):
+    """Stands where vLLM expects the attention layer, which lives inside programs."""
+
+    def __init__(self, layer: KVLayer) -> None:
+        self.layer = layer
+        self.num_heads = layer.num_heads
+        self.kv_cache = torch.empty(0)
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return PagedAttentionBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        return self.layer.spec(vllm_config.cache_config.block_size)
+
+
+def kv_input_name(index: int) -> str:
+    """Name of the program input that is layer ``index``'s part of the pool."""
+    return f"kv_{index}"
+
+
+def layers_to_json(layers: tuple[KVLayer, ...]) -> list[dict[str, Any]]:
+    """For the artifact's manifest."""
+    return [asdict(layer) for layer in layers]
+
+
+def layers_from_json(items: list[dict[str, Any]]) -> tuple[KVLayer, ...]:
+    """The inverse; TypeError or ValueError when the manifest holds something else."""
+    return tuple(KVLayer(**item) for item in items)

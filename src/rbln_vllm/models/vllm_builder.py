@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``vllm`` implementation: vLLM's own modules, built once and captured program by program."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.model_loader import get_model
+
+from rbln_vllm.geometry import Geometry
+from rbln_vllm.models.attention import PagedInputs
+from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
+from rbln_vllm.programs import ProgramKey, Role
+from rbln_vllm.toolchain import Captured, Toolchain
+
+CAPTURE_BLOCKS = 2
+"""Blocks of the pool a program is captured with; it runs with any number."""
+
+
+class VllmModelBuilder:
+    """Builds the model (with its weights) and compiles its programs.
+
+    Building costs the time and memory of loading the checkpoint, so it is done only when a
+    program is missing.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, geometry: Geometry) -> None:
+        self._config, self._geometry = vllm_config, geometry
+        # Layers add themselves to the context by name; a second build must start from none.
+        self._context = vllm_config.compilation_config.static_forward_context
+        self._context.clear()
+        with set_current_vllm_config(vllm_config):
+            self._model = get_model(vllm_config=vllm_config)
+        self._layers = self._attention_layers()
+        self.kv_layers = tuple(self._kv_layer(name) for name in self._layers)
+        self._context.clear()
+
+    def compile(self, key: ProgramKey, toolchain: Toolchain) -> Captured:
+        """Compile one program; CaptureError says why a model cannot be."""
+        with set_current_vllm_config(self._config):
+            if key.role is Role.LOGITS:
+                module: torch.nn.Module = _Logits(self._model)
+                return toolchain.compile(module, self._logits_inputs(key), key.name, {})
+            module = _Forward(self._model, self._layers, self._config)
+            free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
+            return toolchain.compile(module, self._forward_inputs(key), key.name, free_axes)
+
+    def _attention_layers(self) -> dict[str, Attention]:
+        others = [n for n, layer in self._context.items() if not isinstance(layer, Attention)]
+        if others:
+            raise NotImplementedError(
+                f"layers {others[:3]} keep a state other than paged attention's, which is not "
+                "built yet"
+            )
+        return dict(self._context)
+
+    def _kv_layer(self, name: str) -> KVLayer:
+        layer = self._layers[name]
+        spec = layer.get_kv_cache_spec(self._config)
+        assert spec is not None
+        return KVLayer.from_spec(name, layer.num_heads, spec)
+
+    def _forward_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
+        geometry, tokens = self._geometry, key.num_tokens
+        inputs = {
+            "input_ids": torch.zeros(tokens, dtype=torch.int32),
+            "positions": torch.zeros(tokens, dtype=torch.int64),
+            "block_table": torch.zeros(key.batch, geometry.num_blocks_per_seq, dtype=torch.int32),
+            "slots": torch.zeros(tokens, dtype=torch.int64),
+            "query_pos": torch.zeros(tokens, dtype=torch.int32),
+        }
+        for index, layer in enumerate(self.kv_layers):
+            shape = (CAPTURE_BLOCKS, *layer.block_shape(geometry.block_size))
+            inputs[kv_input_name(index)] = torch.zeros(shape, dtype=layer.torch_dtype)
+        return inputs
+
+    def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
+        model = self._config.model_config
+        return {"hidden": torch.zeros(key.batch, model.get_hidden_size(), dtype=model.dtype)}
+
+
+class _Forward(torch.nn.Module):
+    """Token ids to hidden states, with everything a step needs as arguments."""
+
+    def __init__(
+        self, model: torch.nn.Module, layers: Mapping[str, Attention], config: VllmConfig
+    ) -> None:
+        super().__init__()
+        self.model = model
+        # A plain list: the layers are already submodules of the model.
+        self._step = [(name, layer) for name, layer in layers.items()]
+        self._config = config
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        block_table: Tensor,
+        slots: Tensor,
+        query_pos: Tensor,
+        **kv_caches: Tensor,
+    ) -> Tensor:
+        paged = PagedInputs(block_table, slots, query_pos)
+        context = self._config.compilation_config.static_forward_context
+        for (name, layer), kv_cache in zip(self._step, kv_caches.values(), strict=True):
+            context[name] = layer
+            layer.kv_cache = kv_cache
+        metadata: dict[str, Any] = {name: paged for name, _ in self._step}
+        with set_forward_context(metadata, self._config):
+            hidden_NH: Tensor = self.model(input_ids=input_ids, positions=positions)
+        return hidden_NH
+
+
+class _Logits(torch.nn.Module):
+    """Hidden states of any rows to their logits."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits_BV: Tensor = self.model.compute_logits(hidden)
+        return logits_BV

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM asks of a platform."""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import PlatformEnum
+
+from rbln_vllm import envs
+from rbln_vllm.devices import resolve_profile
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+ATTENTION_BACKEND = "rbln_vllm.models.attention.PagedAttentionBackend"
+WORKER = "rbln_vllm.worker.worker.RBLNWorker"
+SCHEDULER = "rbln_vllm.core.scheduler.RBLNScheduler"
+IR_PROVIDER = "rbln"
+
+
+class RblnPlatform(CpuPlatform):
+    """Static-shape programs on the HOST device.
+
+    ``_enum`` is OOT, not CPU: vLLM then keeps weights unpacked and layers in plain torch, which
+    is what can be captured. The device type stays ``cpu``, since tensors are the host's.
+    """
+
+    _enum = PlatformEnum.OOT
+    ray_device_key = "RBLN"
+    device_control_env_var = "RBLN_VISIBLE_DEVICES"
+    # vLLM's inductor code in the sampler takes 20 s at the first request that needs it.
+    simple_compile_backend = "eager"
+
+    @classmethod
+    def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
+        if parser is not None:
+            from rbln_vllm.config.flags import add_flags
+
+            add_flags(parser)
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return resolve_profile(envs.force_npu_name()).name
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        import rbln_vllm.models.ir_kernels  # noqa: F401
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: "VllmConfig") -> "IrOpPriorityConfig":
+        from vllm.config.kernel import IrOpPriorityConfig
+
+        return IrOpPriorityConfig.with_default(
+            ["native"],
+            rms_norm=[IR_PROVIDER, "native"],
+            fused_add_rms_norm=[IR_PROVIDER, "native"],
+        )
+
+    @classmethod
+    def get_attn_backend_cls(cls, *_args: Any, **_kwargs: Any) -> str:
+        return ATTENTION_BACKEND
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        # Attention must be seen while a program is captured.
+        return False
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        compilation = vllm_config.compilation_config
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.custom_ops = ["none"]
+        compilation.ir_enable_torch_wrap = False
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Refuse what cannot be served and settle sizes; runs again in the engine process."""
+        from rbln_vllm import engine_rules
+
+        if vllm_config.model_config is None:
+            super().check_and_update_config(vllm_config)
+            return
+        profile = resolve_profile(envs.force_npu_name())
+        engine_rules.refuse_unbuilt(vllm_config)
+        engine_rules.settle_block_size(vllm_config, profile)
+        block_size = vllm_config.cache_config.block_size
+        executor = vllm_config.parallel_config.distributed_executor_backend
+        super().check_and_update_config(vllm_config)
+        # Upstream's CPU rules: a block size of its own, and a process just to bind threads in.
+        vllm_config.cache_config.block_size = block_size
+        vllm_config.parallel_config.distributed_executor_backend = executor
+        cls._use_our_classes(vllm_config)
+        engine_rules.settle_kv_space(vllm_config)
+        engine_rules.log_geometry(vllm_config)
+
+    @classmethod
+    def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
+        parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
+        if parallel.worker_cls in ("auto", "vllm.v1.worker.cpu_worker.CPUWorker"):
+            parallel.worker_cls = WORKER
+        if scheduler.scheduler_cls is None:
+            scheduler.scheduler_cls = SCHEDULER
+        vllm_config.model_config.disable_cascade_attn = True

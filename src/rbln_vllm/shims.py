@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every change to vLLM or torch that no hook allows, each with its reason.
+
+Written for vLLM 0.32.0. ``tests/unit/test_shims.py`` fails when one is no longer needed.
+``install`` is called from the general plugin entry point in every process, once the platform
+is known to be ours; nothing here happens at import.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+
+def install() -> None:
+    """Install all shims; a second call changes nothing."""
+    _prepare_engine_args()
+    _quiet_accelerator_cache()
+
+
+def _prepare_engine_args() -> None:
+    """Let the plugin read raw engine arguments before vLLM fills in its own defaults.
+
+    Reason: whether the user gave ``max_num_seqs``, ``max_num_batched_tokens`` or ``model_impl``
+    is lost by the time the platform hooks run, and ``ModelConfig`` rejects our ``optimum``.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from rbln_vllm.engine_args import prepare
+
+        prepare(self)
+        return original(self, *args, **kwargs)
+
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def _quiet_accelerator_cache() -> None:
+    """Make emptying the accelerator's caches do nothing where there is no accelerator.
+
+    Reason: ``cleanup_dist_env_and_memory`` empties them on every platform that is not vLLM's own
+    CPU platform, in the engine process too; torch raises RuntimeError and shutdown dies.
+    """
+    if torch.accelerator.is_available():
+        return
+    torch.accelerator.empty_cache = _nothing
+    torch.accelerator.empty_host_cache = _nothing
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toolchain boundary: everything the plugin asks of a compiler and its runtime.
+
+Only this module knows a toolchain. A vendor's compiler is added by a second adapter that offers
+the same protocol; nothing above changes.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from logging import Logger
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import rbln_host
+from rbln_host.compiler.artifact import Artifact, Manifest
+from rbln_host.compiler.cache import ArtifactCache, CacheKey
+from rbln_host.compiler.capture import Captured, capture
+from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
+from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
+from rbln_host.runtime.executable import Executable
+
+__all__ = [
+    "PADDING_POSITION",
+    "PADDING_SLOT",
+    "Artifact",
+    "ArtifactError",
+    "CacheKey",
+    "CaptureError",
+    "Captured",
+    "Executable",
+    "HostToolchain",
+    "Manifest",
+    "MissingProgramError",
+    "Toolchain",
+    "ToolchainError",
+    "host_toolchain",
+]
+
+
+class ProgramCache(Protocol):
+    """Artifacts kept between starts."""
+
+    root: Path
+
+    def path(self, key: CacheKey) -> Path: ...
+
+    def locked(self, key: CacheKey) -> AbstractContextManager[None]: ...
+
+    def find(self, key: CacheKey) -> Artifact | None: ...
+
+    def store(
+        self, key: CacheKey, manifest: Manifest, captured: Iterable[Captured]
+    ) -> Artifact: ...
+
+    def extend(self, artifact: Artifact, captured: Iterable[Captured]) -> Artifact: ...
+
+    def entries(self) -> list[Artifact]: ...
+
+
+class Toolchain(Protocol):
+    """A compiler and its runtime."""
+
+    name: str
+    version: str
+
+    def compile(
+        self,
+        module: torch.nn.Module,
+        inputs: Mapping[str, Tensor],
+        name: str,
+        free_axes: Mapping[str, int],
+    ) -> Captured:
+        """Compile ``module(**inputs)`` at these shapes; CaptureError when it cannot be.
+
+        ``free_axes`` names the one axis of an input whose size may change (the KV pool's
+        number of blocks).
+        """
+        ...
+
+    def cache(self, root: Path, logger: Logger) -> ProgramCache:
+        """The compile cache below ``root``."""
+        ...
+
+    def new_executable(self) -> Executable:
+        """An empty executable, to which artifacts and programs are added."""
+        ...
+
+
+class HostToolchain:
+    """``rbln_host``: the open toolchain, which runs programs on this machine's CPU."""
+
+    name = "rbln_host"
+    version = rbln_host.__version__
+
+    def compile(
+        self,
+        module: torch.nn.Module,
+        inputs: Mapping[str, Tensor],
+        name: str,
+        free_axes: Mapping[str, int],
+    ) -> Captured:
+        return capture(module, inputs, name, free_axes)
+
+    def cache(self, root: Path, logger: Logger) -> ProgramCache:
+        return ArtifactCache(root, logger)
+
+    def new_executable(self) -> Executable:
+        return Executable()
+
+
+def host_toolchain() -> Toolchain:
+    """The toolchain of the ``HOST`` device and of every dry run."""
+    return HostToolchain()
+
+
+def compiled_with() -> dict[str, Any]:
+    """Versions a compiled program depends on, for cache keys."""
+    return {"torch": torch.__version__}

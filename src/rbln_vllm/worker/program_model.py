@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's runner takes for the model: its two calls run programs."""
+
+import torch
+from torch import Tensor
+
+from rbln_vllm.geometry import Geometry
+from rbln_vllm.programs import ProgramKey
+from rbln_vllm.worker.inputs import StagedInputs, StepInputs
+from rbln_vllm.worker.program_store import ProgramStore
+
+
+class ProgramModel(torch.nn.Module):
+    """Has no weights of its own; ``run_step`` and ``compute_logits`` choose and run programs.
+
+    Both raise MissingProgramError when the program they need may not be compiled now.
+    """
+
+    def __init__(self, geometry: Geometry, store: ProgramStore) -> None:
+        super().__init__()
+        self._table, self._store = geometry.table, store
+        self._num_blocks_per_seq = geometry.num_blocks_per_seq
+        self._staged: dict[ProgramKey, StagedInputs] = {}
+
+    def run_step(self, key: ProgramKey, step: StepInputs) -> Tensor:
+        """Hidden states of the step's tokens, ``[n, hidden]`` without padding."""
+        self._store.ensure(key)
+        if key not in self._staged:
+            self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
+        (hidden_NH,) = self._store.executable.run(key.name, self._staged[key].stage(step))
+        return hidden_NH[: step.num_tokens]
+
+    def compute_logits(self, hidden_RH: Tensor) -> Tensor:
+        """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs."""
+        key = self._table.logits_for(hidden_RH.shape[0])
+        parts = [self._logits(key, rows_BH) for rows_BH in hidden_RH.split(key.batch)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _logits(self, key: ProgramKey, rows_BH: Tensor) -> Tensor:
+        self._store.ensure(key)
+        rows = rows_BH.shape[0]
+        padded_BH = rows_BH.new_zeros(key.batch, rows_BH.shape[1])
+        padded_BH[:rows] = rows_BH
+        (logits_BV,) = self._store.executable.run(key.name, {"hidden": padded_BH})
+        return logits_BV[:rows]

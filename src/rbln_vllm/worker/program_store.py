@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From program table to executable: take what the cache has, compile what it lacks."""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from rbln_vllm import envs
+from rbln_vllm.geometry import Geometry, options_of
+from rbln_vllm.metrics.counters import ProgramCounters
+from rbln_vllm.models.content import cache_key
+from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
+from rbln_vllm.models.vllm_builder import VllmModelBuilder
+from rbln_vllm.programs import ProgramKey
+from rbln_vllm.toolchain import Artifact, CacheKey, Captured, Executable, Manifest, Toolchain
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger("vllm.rbln.programs")
+
+
+class ProgramsMissingError(RuntimeError):
+    """Start-up was told not to compile, and programs are missing."""
+
+
+@dataclass(frozen=True)
+class StorePolicy:
+    """What may be compiled, and when."""
+
+    warm_up: bool
+    """Compile every program at start; otherwise each at its first use."""
+    strict: bool
+    """Never compile after ready: refuse the request that would need it."""
+    require_precompiled: bool
+    """Never compile at all."""
+    use_cache: bool
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "StorePolicy":
+        options = options_of(vllm_config)
+        return cls(
+            warm_up=envs.enable_warm_up(),
+            strict=options.strict_programs,
+            require_precompiled=options.require_precompiled,
+            use_cache=not envs.compile_cache_disabled(),
+        )
+
+
+class ProgramStore:
+    """The programs of one worker.
+
+    ``executable`` holds those loaded so far and ``kv_layers`` what the KV pool must hold.
+    """
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        geometry: Geometry,
+        toolchain: Toolchain,
+        counters: ProgramCounters,
+    ) -> None:
+        self._config, self._geometry, self._toolchain = vllm_config, geometry, toolchain
+        self._policy, self._counters = StorePolicy.of(vllm_config), counters
+        self._cache = toolchain.cache(envs.cache_root() / "rbln", logger)
+        self._builder: VllmModelBuilder | None = None
+        self._key: CacheKey | None = None
+        self._artifact: Artifact | None = None
+        self._ready = False
+        self.executable: Executable = toolchain.new_executable()
+        self.kv_layers: tuple[KVLayer, ...] = ()
+
+    def prepare(self) -> None:
+        """Make every program of the table available, as far as the policy says.
+
+        Raises ProgramsMissingError under ``require_precompiled``, CaptureError for a model that
+        cannot be compiled.
+        """
+        started = time.perf_counter()
+        wanted = self._geometry.table.programs
+        if self._policy.use_cache and self._cache_writable():
+            self._key = cache_key(self._config, self._toolchain)
+        with self._lock():
+            self._open_entry()
+            self._fill(wanted)
+        self._counters.set_total(len(wanted))
+        logger.info(
+            "Programs: %d of %d available after %.1f s",
+            sum(key.name in self.executable.program_names for key in wanted),
+            len(wanted),
+            time.perf_counter() - started,
+        )
+
+    def mark_ready(self) -> None:
+        """From now on a compile counts as late. Frees the model when nothing can need it."""
+        self._ready = True
+        if self._policy.warm_up:
+            self._builder = None
+
+    def ensure(self, key: ProgramKey) -> None:
+        """Make one program available at run time.
+
+        Raises MissingProgramError when the policy forbids compiling it now.
+        """
+        if key.name in self.executable.program_names:
+            return
+        if self._policy.strict or self._policy.require_precompiled:
+            self.executable.load(key.name)  # raises MissingProgramError
+        logger.warning("Program %s is compiled after ready; requests wait for it", key.name)
+        with self._lock():
+            self._compile([key])
+        self._counters.add_late()
+
+    def count_refused(self, requests: int) -> None:
+        """Note requests that ended because a program was missing."""
+        self._counters.add_refused(requests)
+
+    def _cache_writable(self) -> bool:
+        try:
+            self._cache.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            logger.warning(
+                "Compile cache: %s cannot be written (%s); programs are compiled at every start. "
+                "Set VLLM_CACHE_ROOT to a writable directory",
+                self._cache.root,
+                error,
+            )
+            return False
+        return True
+
+    def _lock(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._key is None else self._cache.locked(self._key)
+
+    def _open_entry(self) -> None:
+        artifact = None if self._key is None else self._cache.find(self._key)
+        if artifact is None:
+            return
+        self._artifact = artifact
+        self.kv_layers = layers_from_json(artifact.manifest.model["kv_layers"])
+        self.executable.add_artifact(artifact)
+
+    def _fill(self, wanted: Sequence[ProgramKey]) -> None:
+        missing = [key for key in wanted if key.name not in self.executable.program_names]
+        if not missing:
+            return
+        if self._policy.require_precompiled:
+            names = ", ".join(key.name for key in missing)
+            raise ProgramsMissingError(
+                f"--rbln-require-precompiled: {len(missing)} programs are not in the compile "
+                f"cache at {self._cache.root}: {names}. Start once without the option to compile "
+                "them, or set VLLM_RBLN_COMPILE_ONLY=1"
+            )
+        if self._policy.warm_up or envs.compile_only():
+            self._compile(missing)
+        elif not self.kv_layers:
+            self.kv_layers = self._model().kv_layers
+
+    def _model(self) -> VllmModelBuilder:
+        if self._builder is None:
+            logger.info("Building the model to compile from")
+            self._builder = VllmModelBuilder(self._config, self._geometry)
+        return self._builder
+
+    def _compile(self, keys: Sequence[ProgramKey]) -> None:
+        builder = self._model()
+        self.kv_layers = builder.kv_layers
+        captured = []
+        for number, key in enumerate(keys, start=1):
+            started = time.perf_counter()
+            captured.append(builder.compile(key, self._toolchain))
+            logger.info(
+                "Compiled %d of %d: %s in %.1f s (%d commands)",
+                number,
+                len(keys),
+                key.name,
+                time.perf_counter() - started,
+                len(captured[-1].graph.commands),
+            )
+        self._keep(captured)
+
+    def _keep(self, captured: list[Captured]) -> None:
+        """Store what was compiled, and run from the stored copy so that memory is shared."""
+        if self._key is None:
+            for item in captured:
+                self.executable.add(item)
+            return
+        if self._artifact is None:
+            self._artifact = self._cache.store(self._key, self._manifest(), captured)
+        else:
+            self._artifact = self._cache.extend(self._artifact, captured)
+        self.executable.add_artifact(self._artifact)
+
+    def _manifest(self) -> Manifest:
+        return Manifest(
+            toolchain=self._toolchain.name,
+            toolchain_version=self._toolchain.version,
+            profile=self._geometry.profile.name,
+            num_devices=1,
+            key={},
+            model={
+                "architecture": self._config.model_config.architecture,
+                "kv_layers": layers_to_json(self.kv_layers),
+            },
+        )
+
+

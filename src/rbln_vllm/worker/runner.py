@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner: conducts a step through programs. Batch state and sampling are vLLM's."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.forward_context import BatchDescriptor, get_forward_context
+from vllm.sequence import IntermediateTensors
+from vllm.tasks import GenerationTask
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from rbln_vllm.core.refusal import RBLNModelRunnerOutput
+from rbln_vllm.core.step import StepKind, StepPlan, classify
+from rbln_vllm.geometry import Geometry
+from rbln_vllm.models.attention import PagedInputs
+from rbln_vllm.models.kv_layers import KVLayerStandIn, kv_input_name
+from rbln_vllm.programs import ProgramKey
+from rbln_vllm.toolchain import MissingProgramError
+from rbln_vllm.worker.inputs import StepInputs
+from rbln_vllm.worker.program_model import ProgramModel
+from rbln_vllm.worker.program_store import ProgramStore
+
+RunnerOutput = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
+
+
+class ProgramRunner(CPUModelRunner):
+    """Runs every step as one prefill program or one decode program.
+
+    Overrides of upstream: the model is programs, never an eager module; a batch is padded by
+    staging, not by the CUDA-graph dispatcher; KV layers come from the artifact.
+    """
+
+    model: ProgramModel
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, geometry: Geometry, store: ProgramStore
+    ) -> None:
+        super().__init__(vllm_config, device)
+        self._geometry, self._store = geometry, store
+        self._plan: StepPlan | None = None
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Prepare the programs; the model itself is built only when one must be compiled."""
+        if load_dummy_weights:
+            raise ValueError("elastic expert parallelism is not supported: weights are compiled in")
+        self._store.prepare()
+        self.model = ProgramModel(self._geometry, self._store)
+        context = self.compilation_config.static_forward_context
+        context.clear()
+        context.update({layer.name: KVLayerStandIn(layer) for layer in self._store.kv_layers})
+
+    def get_supported_generation_tasks(self) -> list[GenerationTask]:
+        return ["generate"]
+
+    def initialize_kv_cache(
+        self,
+        kv_cache_config: KVCacheConfig,
+        is_profiling: bool = False,
+        kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """Allocate the pool and bind each layer's part to the programs' inputs."""
+        super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
+        context = self.compilation_config.static_forward_context
+        self._store.executable.bind(
+            {
+                kv_input_name(index): context[layer.name].kv_cache
+                for index, layer in enumerate(self._store.kv_layers)
+            }
+        )
+
+    def execute_model(
+        self,
+        scheduler_output: SchedulerOutput,
+        intermediate_tensors: IntermediateTensors | None = None,
+    ) -> RunnerOutput:
+        """Run one step. A step whose program may not be compiled now is refused, not fatal."""
+        self._plan = classify(scheduler_output, self._geometry.chunk)
+        try:
+            return super().execute_model(scheduler_output, intermediate_tensors)
+        except MissingProgramError as error:
+            return self._refuse(error)
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
+        try:
+            return super().sample_tokens(grammar_output)
+        except MissingProgramError as error:
+            return self._refuse(error)
+
+    def _refuse(self, error: MissingProgramError) -> RBLNModelRunnerOutput:
+        """End the step without tokens; the scheduler ends its requests with an error."""
+        assert self._plan is not None
+        self.execute_model_state = None
+        requests = list(self._plan.request_ids)
+        self._store.count_refused(len(requests))
+        return RBLNModelRunnerOutput(
+            req_ids=requests,
+            req_id_to_index={request: index for index, request in enumerate(requests)},
+            sampled_token_ids=[[] for _ in requests],
+            refused=dict.fromkeys(requests, str(error)),
+        )
+
+    def _determine_batch_execution_and_padding(
+        self, num_tokens: int, num_reqs: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[CUDAGraphMode, BatchDescriptor, bool, None, None]:
+        """Leave the batch as it is: staging pads it to the program's shape."""
+        return CUDAGraphMode.NONE, BatchDescriptor(num_tokens, num_reqs), False, None, None
+
+    def _model_forward(
+        self,
+        input_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: Tensor | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """Hidden states ``[n, hidden]`` of the step's ``n`` tokens."""
+        assert input_ids is not None and positions is not None
+        metadata = get_forward_context().attn_metadata
+        assert isinstance(metadata, dict)
+        paged = next(iter(metadata.values()))
+        assert isinstance(paged, PagedInputs)
+        return self.model.run_step(self._program(), StepInputs(input_ids, positions, paged))
+
+    def _program(self) -> ProgramKey:
+        """The program of the current step."""
+        plan, table = self._plan, self._geometry.table
+        assert plan is not None and plan.kind is not StepKind.EMPTY
+        if plan.kind is StepKind.PREFILL:
+            return table.prefill
+        return table.decode_for(len(plan.request_ids))
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        block_size = self.cache_config.block_size
+        return {layer.name: layer.spec(block_size) for layer in self._store.kv_layers}

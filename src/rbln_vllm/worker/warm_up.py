@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warm-up: run every available program once, on nothing but padding."""
+
+import time
+
+import torch
+
+from rbln_vllm.models.attention import PagedInputs
+from rbln_vllm.programs import ProgramKey, ProgramTable, Role
+from rbln_vllm.worker.inputs import StagedInputs, StepInputs
+from rbln_vllm.worker.program_store import ProgramStore
+
+
+def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -> float:
+    """Loads programs and touches their weights; the KV pool is not written. Returns seconds.
+
+    Programs that were not compiled at start (warm-up off) are left for their first use.
+    """
+    started = time.perf_counter()
+    for key in table.programs:
+        if key.name not in store.executable.program_names:
+            continue
+        if key.role is Role.LOGITS:
+            store.executable.load(key.name)
+        else:
+            _run_padding(key, store, num_blocks_per_seq)
+    return time.perf_counter() - started
+
+
+def _run_padding(key: ProgramKey, store: ProgramStore, num_blocks_per_seq: int) -> None:
+    nothing = StepInputs(
+        torch.empty(0, dtype=torch.int32),
+        torch.empty(0, dtype=torch.int64),
+        PagedInputs(
+            torch.empty(0, num_blocks_per_seq, dtype=torch.int32),
+            torch.empty(0, dtype=torch.int64),
+            torch.empty(0, dtype=torch.int32),
+        ),
+    )
+    store.executable.run(key.name, StagedInputs(key, num_blocks_per_seq).stage(nothing))

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker process: device set-up, programs, pool size, warm-up."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+# vLLM's stand-ins for CUDA streams and events; upstream asks that it be imported first.
+import vllm.v1.worker.cpu.shm  # isort: skip  # noqa: F401
+
+import torch
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from rbln_vllm.core.limits import check_fits
+from rbln_vllm.geometry import geometry_of
+from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
+from rbln_vllm.toolchain import host_toolchain
+from rbln_vllm.worker.memory import kv_budget
+from rbln_vllm.worker.program_store import ProgramStore
+from rbln_vllm.worker.runner import ProgramRunner
+from rbln_vllm.worker.threads import allowed_threads
+from rbln_vllm.worker.warm_up import warm_up
+
+logger = init_logger("vllm.rbln.worker")
+
+
+class RBLNWorker(CPUWorker):
+    """A CPU worker whose model is programs.
+
+    Overrides of upstream: no thread binding and no memory pool of torch's own, memory measured
+    over all nodes the process may use, programs compiled or loaded in place of a model.
+    """
+
+    model_runner: ProgramRunner
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        local_rank: int,
+        rank: int,
+        distributed_init_method: str,
+        is_driver_worker: bool = False,
+    ) -> None:
+        # Not CPUWorker's: it binds memory to one node and refuses more than that node has free.
+        Worker.__init__(
+            self, vllm_config, local_rank, rank, distributed_init_method, is_driver_worker
+        )
+        self.parallel_config.disable_custom_all_reduce = True
+        self._geometry = geometry_of(vllm_config)
+        self._counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
+
+    def init_device(self) -> None:
+        self.device = torch.device("cpu")
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+        self._store = ProgramStore(
+            self.vllm_config, self._geometry, host_toolchain(), self._counters
+        )
+        self.model_runner = ProgramRunner(
+            self.vllm_config, self.device, self._geometry, self._store
+        )
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV pool."""
+        budget = kv_budget(
+            self.vllm_config,
+            self._geometry,
+            self._store.kv_layers,
+            self._store.executable.weight_bytes,
+        )
+        logger.info("KV pool: up to %.2f GiB", budget / (1 << 30))
+        return budget
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
+        """Allocate the pool; refuse one that cannot hold a sequence of the maximum length."""
+        check_fits(
+            self._geometry.max_model_len, kv_cache_config.num_blocks, self._geometry.block_size
+        )
+        super().initialize_from_config(kv_cache_config)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Run every program once on padding, then declare the worker ready."""
+        threads = allowed_threads()
+        # vLLM sets one thread for its own tensor work; programs are where ours compute.
+        torch.set_num_threads(threads)
+        logger.info("Programs run on %d threads (CPUs this process may use)", threads)
+        times = warm_up(self._geometry.table, self._store, self._geometry.num_blocks_per_seq)
+        self._store.mark_ready()
+        set_random_seed(self.model_config.seed)
+        return CompilationTimes(language_model=times, encoder=0.0)
+
+    def program_report(self) -> dict[str, int]:
+        """The program counters, for tests and operators (``collective_rpc``)."""
+        return {counter.name.lower(): self._counters[counter] for counter in Counter}
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        counter_path(self.vllm_config.instance_id).unlink(missing_ok=True)
