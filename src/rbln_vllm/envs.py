@@ -300,10 +300,13 @@ def use_vllm_model() -> bool | None:
 def published_model_impl() -> str | None:
     """What a parent process published, or None.
 
-    A value without the publisher's mark was typed by a user and is ignored.
+    What this process published is about another model, and a value without the publisher's
+    mark was typed by a user: both are ignored.
     """
-    impl, mark, pid = _PUBLISHED_IMPL.get().partition("@")
-    return impl if mark and pid.isdecimal() and impl in ("vllm", "transformers") else None
+    impl, _, pid = _PUBLISHED_IMPL.get().partition("@")
+    if impl not in ("vllm", "transformers") or not pid.isdecimal() or int(pid) == os.getpid():
+        return None
+    return impl
 
 
 def publish_model_impl(impl: str) -> None:
