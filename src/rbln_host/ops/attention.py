@@ -5,6 +5,8 @@ One operator serves prefill (one sequence, Q queries) and decode (B sequences, o
 queries come as a ``[B * Q]`` grid and each carries its own position.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,7 +25,7 @@ PADDING_POSITION = -1
         query_NHD, memory_format=torch.contiguous_format
     ),
 )
-def paged_attention(
+def paged_attention(  # noqa: PLR0917 (an operator's arguments are positional)
     query_NHD: Tensor,
     kv_cache: Tensor,
     block_table_BT: Tensor,
@@ -45,111 +47,92 @@ def paged_attention(
     ``slope * (key_pos - query_pos)`` to the scores (Press et al.).
 
     Sequences are computed one by one, so a row's result does not depend on its neighbours.
+    Blocks that hold no visible key are not read: the table may name any block there.
     """
     batch = block_table_BT.shape[0]
     queries = query_NHD.shape[0] // batch
+    rules = _Rules(scale, window, soft_cap, sinks_H, alibi_slopes_H)
     output_NHD = torch.zeros_like(query_NHD, memory_format=torch.contiguous_format)
     for row, positions in enumerate(query_pos_N.view(batch, queries).tolist()):
         real = [i for i, position in enumerate(positions) if position >= 0]
         if not real:
             continue
-        context = max(positions) + 1
+        query_pos_Q = torch.tensor([positions[i] for i in real])
+        first = max(0, int(query_pos_Q.min()) - window + 1) if window else 0
+        key_pos_L = torch.arange(first, int(query_pos_Q.max()) + 1)
+        key_HLD, value_HLD = _gather(kv_cache, block_table_BT[row], key_pos_L)
         index = torch.tensor([row * queries + i for i in real])
-        key_HLD, value_HLD = _gather_context(kv_cache, block_table_BT[row], context)
-        output_NHD[index] = _attend(
-            query_NHD[index].transpose(0, 1),
-            key_HLD,
-            value_HLD,
-            torch.tensor([positions[i] for i in real]),
-            scale,
-            window,
-            soft_cap,
-            sinks_H,
-            alibi_slopes_H,
-        ).transpose(0, 1)
+        query_HQD = query_NHD[index].transpose(0, 1)
+        distance_QL = key_pos_L[None, :] - query_pos_Q[:, None]
+        output_HQD = _attend(query_HQD, key_HLD, value_HLD, distance_QL, rules)
+        output_NHD[index] = output_HQD.transpose(0, 1)
     return output_NHD
 
 
-def _gather_context(kv_cache: Tensor, blocks_T: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """The first ``context`` keys and values of a sequence, each ``[num_kv_heads, L, head_size]``."""
+class _Rules(NamedTuple):
+    """What changes the scores, as in :func:`paged_attention`."""
+
+    scale: float
+    window: int
+    soft_cap: float
+    sinks: Tensor | None
+    alibi_slopes: Tensor | None
+
+
+def _gather(kv_cache: Tensor, blocks_T: Tensor, positions_L: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values at consecutive positions, each ``[num_kv_heads, L, head_size]``."""
     _, heads, block_size, pair = kv_cache.shape
-    needed = blocks_T[: -(-context // block_size)].long()
-    pair_HLD = kv_cache[needed].transpose(0, 1).reshape(heads, -1, pair)[:, :context]
-    key_HLD, value_HLD = pair_HLD.chunk(2, dim=-1)
+    first, end = int(positions_L[0]), int(positions_L[-1]) + 1
+    start_block = first // block_size
+    needed = blocks_T[start_block : -(-end // block_size)].long()
+    pair_HLD = kv_cache[needed].transpose(0, 1).reshape(heads, -1, pair)
+    skip = first - start_block * block_size
+    key_HLD, value_HLD = pair_HLD[:, skip : skip + end - first].chunk(2, dim=-1)
     return key_HLD, value_HLD
 
 
 def _attend(
-    query_HQD: Tensor,
-    key_HLD: Tensor,
-    value_HLD: Tensor,
-    query_pos_Q: Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    sinks_H: Tensor | None,
-    alibi_slopes_H: Tensor | None,
+    query_HQD: Tensor, key_HLD: Tensor, value_HLD: Tensor, distance_QL: Tensor, rules: _Rules
 ) -> Tensor:
-    """Attention of one sequence; ``[num_heads, Q, head_size]``."""
-    visible_QL, distance_QL = _visibility(query_pos_Q, key_HLD.shape[1], window)
-    key_HLD, value_HLD = key_HLD.to(query_HQD.dtype), value_HLD.to(query_HQD.dtype)
-    if soft_cap or sinks_H is not None:
-        return _explicit_softmax(
-            query_HQD,
-            key_HLD,
-            value_HLD,
-            visible_QL,
-            distance_QL,
-            scale,
-            soft_cap,
-            sinks_H,
-            alibi_slopes_H,
-        )
-    mask = torch.where(visible_QL, 0.0, -torch.inf).to(query_HQD.dtype)
-    if alibi_slopes_H is not None:
-        mask = mask + (alibi_slopes_H[:, None, None] * distance_QL).to(query_HQD.dtype)
+    """Attention of one sequence, ``[num_heads, Q, head_size]``; distance is key minus query."""
+    visible_QL = distance_QL <= 0
+    if rules.window:
+        visible_QL &= distance_QL > -rules.window
+    dtype = query_HQD.dtype
+    key_HLD, value_HLD = key_HLD.to(dtype), value_HLD.to(dtype)
+    if rules.soft_cap or rules.sinks is not None or rules.alibi_slopes is not None:
+        scores_HQL = _scores(query_HQD, key_HLD, distance_QL, rules)
+        weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), rules.sinks)
+        return (weights_HQL @ _repeat(value_HLD, query_HQD)).to(dtype)
     return scaled_dot_product_attention(
         query_HQD[None],
         key_HLD[None],
         value_HLD[None],
-        attn_mask=mask,
-        scale=scale,
+        attn_mask=visible_QL,
+        scale=rules.scale,
         enable_gqa=True,
     )[0]
 
 
-def _visibility(query_pos_Q: Tensor, context: int, window: int) -> tuple[Tensor, Tensor]:
-    """Which keys each query sees (bool ``[Q, L]``) and key minus query position (``[Q, L]``)."""
-    distance_QL = torch.arange(context)[None, :] - query_pos_Q[:, None]
-    visible_QL = distance_QL <= 0
-    if window:
-        visible_QL &= distance_QL > -window
-    return visible_QL, distance_QL
+def _scores(query_HQD: Tensor, key_HLD: Tensor, distance_QL: Tensor, rules: _Rules) -> Tensor:
+    """Scores ``[num_heads, Q, L]`` in fp32 with the changes that fused kernels do not offer."""
+    scores_HQL = query_HQD.float() @ _repeat(key_HLD, query_HQD).transpose(1, 2) * rules.scale
+    if rules.soft_cap:
+        scores_HQL = rules.soft_cap * torch.tanh(scores_HQL / rules.soft_cap)
+    if rules.alibi_slopes is not None:
+        scores_HQL = scores_HQL + rules.alibi_slopes.float()[:, None, None] * distance_QL
+    return scores_HQL
 
 
-def _explicit_softmax(
-    query_HQD: Tensor,
-    key_HLD: Tensor,
-    value_HLD: Tensor,
-    visible_QL: Tensor,
-    distance_QL: Tensor,
-    scale: float,
-    soft_cap: float,
-    sinks_H: Tensor | None,
-    alibi_slopes_H: Tensor | None,
-) -> Tensor:
-    """Softmax attention in fp32 with the score changes that fused kernels do not offer."""
-    groups = query_HQD.shape[0] // key_HLD.shape[0]
-    key_HLD = key_HLD.float().repeat_interleave(groups, dim=0)
-    value_HLD = value_HLD.float().repeat_interleave(groups, dim=0)
-    scores_HQL = query_HQD.float() @ key_HLD.transpose(1, 2) * scale
-    if soft_cap:
-        scores_HQL = soft_cap * torch.tanh(scores_HQL / soft_cap)
-    if alibi_slopes_H is not None:
-        scores_HQL = scores_HQL + alibi_slopes_H[:, None, None] * distance_QL
-    scores_HQL = scores_HQL.masked_fill(~visible_QL, -torch.inf)
-    if sinks_H is not None:
-        sink_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
-        scores_HQL = torch.cat((scores_HQL, sink_HQ1), dim=-1)
-    weights_HQL = torch.softmax(scores_HQL, dim=-1)[..., : key_HLD.shape[1]]
-    return (weights_HQL @ value_HLD).to(query_HQD.dtype)
+def _softmax(scores_HQL: Tensor, sinks_H: Tensor | None) -> Tensor:
+    """Softmax over the keys, with the sink's share taken off when there is one."""
+    if sinks_H is None:
+        return torch.softmax(scores_HQL, dim=-1)
+    sink_HQ1 = sinks_H.float()[:, None, None].expand(-1, scores_HQL.shape[1], 1)
+    return torch.softmax(torch.cat((scores_HQL, sink_HQ1), dim=-1), dim=-1)[..., :-1]
+
+
+def _repeat(kv_HLD: Tensor, query_HQD: Tensor) -> Tensor:
+    """Keys or values in fp32, one copy for each query head of their group."""
+    groups = query_HQD.shape[0] // kv_HLD.shape[0]
+    return kv_HLD.float().repeat_interleave(groups, dim=0)
