@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# A newcomer's commands. They need Python 3.11, a C++ compiler, make and a package registry.
+
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.setup-done
+DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
+
+MODEL ?= $(DEFAULT_MODEL)
+PORT ?=
+ARGS ?=
+PYTEST_ARGS ?=
+
+IS_311 := -c 'import sys; sys.version_info[:2] == (3, 11) and print("yes")'
+PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(if $(shell $(p) $(IS_311) 2>/dev/null),$(p))))
+
+# The demonstration model is made only when it is the one asked for.
+MODEL_DIR := $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(DEFAULT_MODEL))
+
+.PHONY: help setup model serve demo lint format test clean distclean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "  variables: MODEL=<directory or name> PORT=<number> ARGS=\"<server options>\" PYTEST_ARGS=\"...\""
+
+setup: $(SETUP) ## create .venv with everything pinned (once, and when the pins change)
+
+$(SETUP): requirements/host.txt requirements/dev.txt pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "error: no Python 3.11 found as python3.11, python3 or python; name one: make PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; fi
+	@$(PYTHON) scripts/setup_venv.py $(VENV)
+	@touch $@
+
+model: $(DEFAULT_MODEL) ## make the demonstration model's directory (once)
+
+$(DEFAULT_MODEL): | $(SETUP)
+	@$(BIN)/python scripts/make_smollm2.py $@
+
+serve: $(SETUP) $(MODEL_DIR) ## serve MODEL on PORT (8000) until interrupted
+	@$(BIN)/python scripts/serve.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+demo: $(SETUP) $(MODEL_DIR) ## serve MODEL, ask it one question, stop
+	@$(BIN)/python scripts/demo.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+lint: $(SETUP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(SETUP) ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(SETUP) ## run all tests; PYTEST_ARGS="tests/unit -x" narrows them
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+clean: ## remove caches and build output
+	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## also remove .venv and .models
+	rm -rf $(VENV) .models
