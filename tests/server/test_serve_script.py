@@ -107,7 +107,13 @@ class TestServeScript:
     ) -> None:
         port = free_port()
         command = [fake_bin, SERVE, "a-model", "--port", str(port), "--max-model-len", "64"]
-        serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serve:
+            try:
+                self.check(serve, port, signum)
+            finally:
+                serve.terminate()
+
+    def check(self, serve: subprocess.Popen[str], port: int, signum: signal.Signals) -> None:
         assert serve.stdout is not None
         output = ""
         while "curl" not in output:
