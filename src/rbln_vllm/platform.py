@@ -95,6 +95,7 @@ class RblnPlatform(CpuPlatform):
         vllm_config.cache_config.block_size = block_size
         vllm_config.parallel_config.distributed_executor_backend = executor
         cls._use_our_classes(vllm_config)
+        envs.park_idle_openmp_threads()
         engine_rules.settle_kv_space(vllm_config)
         engine_rules.log_geometry(vllm_config)
 

@@ -16,6 +16,7 @@ def install() -> None:
     """Install all shims; a second call changes nothing."""
     _prepare_engine_args()
     _quiet_accelerator_cache()
+    _publish_variables()
 
 
 def _prepare_engine_args() -> None:
@@ -50,6 +51,15 @@ def _quiet_accelerator_cache() -> None:
         return
     torch.accelerator.empty_cache = _nothing
     torch.accelerator.empty_host_cache = _nothing
+
+
+def _publish_variables() -> None:
+    """Tell vLLM the names of our ``VLLM_RBLN_*`` variables; it warns of ones it does not know."""
+    import vllm.envs
+
+    from rbln_vllm import envs
+
+    vllm.envs.environment_variables.update(envs.upstream_readers())
 
 
 def _nothing() -> None:

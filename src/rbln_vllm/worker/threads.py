@@ -20,5 +20,5 @@ def cpu_quota(quota_file: Path) -> int | None:
     try:
         limit, period = quota_file.read_text().split()
         return None if limit == "max" else math.ceil(int(limit) / int(period))
-    except (OSError, ValueError):
+    except (OSError, ValueError, ZeroDivisionError):
         return None
