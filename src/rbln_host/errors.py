@@ -14,5 +14,9 @@ class ArtifactError(ToolchainError):
     """An artifact is missing, incomplete, altered or of another format; it must be rebuilt."""
 
 
+class CacheBusyError(ToolchainError):
+    """A cache entry cannot be removed now: a process is compiling it."""
+
+
 class MissingProgramError(ToolchainError):
     """A program was asked for that the loaded artifact does not hold."""

@@ -10,83 +10,39 @@
 Everything is data. A file that is missing, truncated or altered is an :class:`ArtifactError`.
 """
 
-import json
-import os
-import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import blake3
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.capture import Captured, canonical_names
+from rbln_host.compiler.files import digest, digest_file, replacing, write_atomically
 from rbln_host.compiler.graph import Graph
+from rbln_host.compiler.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from rbln_host.compiler.serial import dumps, loads
 from rbln_host.errors import ArtifactError
 
-FORMAT = 1
-MANIFEST = "rbln_config.json"
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "SHARD_BYTES",
+    "Artifact",
+    "FileEntry",
+    "Manifest",
+    "digest_file",
+    "write_artifact",
+    "write_atomically",
+]
+
 SHARD_BYTES = 1 << 30
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One file of the artifact, relative to its directory."""
-
-    path: str
-    size: int
-    blake3: str
-
-    def __post_init__(self) -> None:
-        parts = Path(self.path).parts
-        if not parts or not all(_NAME.fullmatch(part) for part in parts):
-            raise ArtifactError(f"file name {self.path!r} is not a plain relative path")
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What the artifact is. ``key`` holds what its contents depend on; ``model`` is free-form
-    JSON that the plugin needs to serve it without the original model."""
-
-    toolchain: str
-    toolchain_version: str
-    profile: str
-    num_devices: int
-    key: dict[str, str]
-    model: dict[str, Any]
-    programs: dict[str, FileEntry] = field(default_factory=dict)
-    weights: dict[str, FileEntry] = field(default_factory=dict)
-    """Shard number -> file."""
-    format: int = FORMAT
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Manifest":
-        """Raises ArtifactError for text that is not a manifest of this format."""
-        try:
-            document = json.loads(text)
-            if document.get("format") != FORMAT:
-                raise ArtifactError(
-                    f"manifest format {document.get('format')!r} is not {FORMAT}: "
-                    "it was made by another version"
-                )
-            for group in ("programs", "weights"):
-                document[group] = {k: FileEntry(**v) for k, v in document[group].items()}
-            return cls(**document)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
-            raise ArtifactError(f"{MANIFEST} is not a manifest: {error!r}") from error
 
 
 class Artifact:
-    """An artifact on disk, opened for reading. All files are checked when it is opened."""
+    """An artifact on disk, opened for reading."""
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self.directory, self.manifest = directory, manifest
@@ -94,42 +50,80 @@ class Artifact:
     @classmethod
     def open(cls, directory: Path) -> "Artifact":
         """Raises ArtifactError when a file is missing, truncated or altered."""
+        artifact = cls.read(directory)
+        artifact.verify()
+        return artifact
+
+    @classmethod
+    def read(cls, directory: Path) -> "Artifact":
+        """Read the manifest only; ArtifactError when there is none."""
         try:
             text = (directory / MANIFEST).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{directory}: no readable {MANIFEST}: {error}") from error
-        artifact = cls(directory, Manifest.from_json(text))
-        artifact.verify()
-        return artifact
+        return cls(directory, Manifest.from_json(text))
 
     def verify(self) -> None:
         """Compare every file's size and BLAKE3 digest with the manifest."""
-        for entry in (*self.manifest.programs.values(), *self.manifest.weights.values()):
+        for entry in self.manifest.files:
             path = self._path(entry)
-            if not path.is_file():
-                raise ArtifactError(f"{path} is missing")
-            if path.stat().st_size != entry.size or digest_file(path) != entry.blake3:
+            try:
+                if not path.is_file():
+                    raise ArtifactError(f"{path} is missing")
+                intact = path.stat().st_size == entry.size and digest_file(path) == entry.blake3
+            except OSError as error:
+                raise ArtifactError(f"{path} cannot be read: {error}") from error
+            if not intact:
                 raise ArtifactError(f"{path} is truncated or altered")
 
     @property
     def program_names(self) -> tuple[str, ...]:
         return tuple(sorted(self.manifest.programs))
 
+    @property
+    def nbytes(self) -> int:
+        """Size of all files that the manifest names."""
+        return sum(entry.size for entry in self.manifest.files)
+
+    @property
+    def written_at(self) -> float:
+        """When the manifest was last written, in seconds since the epoch; OSError if it is gone."""
+        return (self.directory / MANIFEST).stat().st_mtime
+
     def program(self, name: str) -> Graph:
-        """Raises KeyError for a program that is not here."""
-        return loads(self._path(self.manifest.programs[name]).read_bytes())
+        """Raises KeyError for a program that is not here, ArtifactError for a damaged one."""
+        entry = self.manifest.programs[name]
+        path = self._path(entry)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be read: {error}") from error
+        if digest(data) != entry.blake3:
+            raise ArtifactError(f"{path} is truncated or altered")
+        graph = loads(data)
+        if graph.name != name:
+            raise ArtifactError(f"{path} holds the program {graph.name!r}, not {name!r}")
+        return graph
 
     def weights(self) -> dict[str, Tensor]:
         """Every weight, memory-mapped: pages are read on first use and shared by processes."""
         loaded: dict[str, Tensor] = {}
         for entry in self.manifest.weights.values():
-            with safe_open(self._path(entry), framework="pt") as shard:
-                loaded.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
+            path = self._path(entry)
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    loaded.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
+            except (OSError, SafetensorError) as error:
+                raise ArtifactError(f"{path} cannot be read: {error}") from error
         return loaded
 
     def _path(self, entry: FileEntry) -> Path:
         path = self.directory / entry.path
-        if not path.resolve().is_relative_to(self.directory.resolve()):
+        try:
+            inside = path.resolve().is_relative_to(self.directory.resolve())
+        except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
+            raise ArtifactError(f"{path} cannot be read: {error}") from error
+        if not inside:
             raise ArtifactError(f"{path} leads out of the artifact")
         return path
 
@@ -137,13 +131,13 @@ class Artifact:
 def write_artifact(directory: Path, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
     """Add programs and the weights they need to ``directory``; the manifest is replaced last.
 
-    Existing programs and weights named by ``manifest`` stay. Raises OSError when the disk does.
+    Existing programs and weights named by ``manifest`` stay. Raises OSError when the disk does,
+    ValueError when two different weights have one name.
     """
     (directory / "programs").mkdir(parents=True, exist_ok=True)
     (directory / "weights").mkdir(exist_ok=True)
-    items = list(captured)
-    known = Artifact(directory, manifest).weights()
-    missing = {n: t for item in items for n, t in item.weights.items() if n not in known}
+    items = _one_name_each(list(captured))
+    missing = _new_weights(items, Artifact(directory, manifest).weights())
     programs = {item.graph.name: _write_program(directory, item.graph) for item in items}
     manifest = replace(
         manifest,
@@ -154,10 +148,54 @@ def write_artifact(directory: Path, manifest: Manifest, captured: Iterable[Captu
     return Artifact(directory, manifest)
 
 
+def _one_name_each(items: list[Captured]) -> list[Captured]:
+    """Rename weights so that the same memory has one name in all programs (tied weights)."""
+    names = canonical_names(pair for item in items for pair in item.weights.items())
+    return [
+        Captured(
+            replace(
+                item.graph,
+                weights={value: names[weight] for value, weight in item.graph.weights.items()},
+            ),
+            {names[weight]: tensor for weight, tensor in item.weights.items()},
+        )
+        for item in items
+    ]
+
+
+def _new_weights(items: Iterable[Captured], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that ``known`` lacks. ValueError when a name stands for two different weights."""
+    new: dict[str, Tensor] = {}
+    for item in items:
+        for name, tensor in item.weights.items():
+            if name in known:
+                # Of stored weights the content is vouched for by the artifact's key.
+                same = _alike(known[name], tensor)
+            else:
+                same = _same(new.setdefault(name, tensor), tensor)
+            if not same:
+                raise ValueError(f"two different weights are called {name!r}")
+    return new
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equal bit for bit (a NaN equals itself)."""
+    return one is other or (_alike(one, other) and torch.equal(_raw(one), _raw(other)))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
 def _write_program(directory: Path, graph: Graph) -> FileEntry:
-    path = directory / "programs" / f"{graph.name}.json"
-    write_atomically(path, dumps(graph))
-    return _entry(directory, path)
+    data = dumps(graph)
+    entry = FileEntry(f"programs/{graph.name}.json", len(data), digest(data))
+    write_atomically(directory / entry.path, data)
+    return entry
 
 
 def _write_weights(
@@ -166,8 +204,13 @@ def _write_weights(
     written = {}
     for number, shard in enumerate(_shards(weights), start=len(manifest.weights)):
         path = directory / "weights" / f"{number:05d}.safetensors"
-        save_file(shard, path)
-        written[str(number)] = _entry(directory, path)
+        with replacing(path) as temporary:
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            save_file(shard, temporary)  # makes it readable by its owner only
+            temporary.chmod(mode)
+        relative = path.relative_to(directory).as_posix()
+        written[str(number)] = FileEntry(relative, path.stat().st_size, digest_file(path))
     return written
 
 
@@ -179,34 +222,14 @@ def _shards(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         if shard and size + tensor.nbytes > SHARD_BYTES:
             yield shard
             shard, size = {}, 0
-        shard[name] = tensor.contiguous()
+        shard[name] = _storable(tensor, shard)
         size += tensor.nbytes
     if shard:
         yield shard
 
 
-def _entry(directory: Path, path: Path) -> FileEntry:
-    relative = path.relative_to(directory).as_posix()
-    return FileEntry(relative, path.stat().st_size, digest_file(path))
-
-
-def digest_file(path: Path) -> str:
-    """BLAKE3 of a file's content, on all cores."""
-    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    if path.stat().st_size:
-        hasher.update_mmap(path)
-    return str(hasher.hexdigest())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write aside and rename: a reader sees the old file or the new one, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+def _storable(tensor: Tensor, shard: Mapping[str, Tensor]) -> Tensor:
+    """Contiguous, and copied if it is a view of memory that the shard already holds."""
+    pointer = tensor.untyped_storage().data_ptr()
+    taken = pointer and any(t.untyped_storage().data_ptr() == pointer for t in shard.values())
+    return tensor.clone(memory_format=torch.contiguous_format) if taken else tensor.contiguous()

@@ -1,54 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compile cache: artifacts under one root, found by what they depend on, never by path.
 
-``<root>/<model>-<content digest>/<signature>/`` is an artifact. An entry is written aside and
-renamed into place, so it is there whole or not at all; programs may be added to it later.
+``<root>/<model content>/<signature>/`` is an artifact. An entry is written aside and renamed into
+place, so it is there whole or not at all; programs may be added to it later.
 """
 
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging import Logger
 from pathlib import Path
 
-import blake3
 from filelock import FileLock, Timeout
 
-from rbln_host.compiler.artifact import MANIFEST, Artifact, Manifest, write_artifact
+from rbln_host.compiler.artifact import Artifact, write_artifact
 from rbln_host.compiler.capture import Captured
-from rbln_host.errors import ArtifactError
+from rbln_host.compiler.files import aside, digest
+from rbln_host.compiler.manifest import MANIFEST, Manifest
+from rbln_host.errors import ArtifactError, CacheBusyError
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_DIGEST = re.compile(r"[A-Za-z0-9]{8,}")
 
 
 @dataclass(frozen=True)
 class CacheKey:
     """What an artifact's contents depend on: name of each part -> its value.
 
-    ``model_content`` is required: the digest of the model's configuration and weights.
+    ``model_content`` is required: the digest of the model's configuration and weights. ``label``
+    is the model's name for people; it is no part of the key, since the same model may be called
+    differently elsewhere. Raises ValueError for other parts than strings.
     """
 
     label: str
     parts: Mapping[str, str]
 
     def __post_init__(self) -> None:
-        if "model_content" not in self.parts:
-            raise ValueError("a cache key needs the part 'model_content'")
+        if not _DIGEST.fullmatch(self.parts.get("model_content", "")):
+            raise ValueError("a cache key needs the part 'model_content', a digest")
+        wrong = [name for name, value in self.parts.items() if not isinstance(value, str)]
+        if wrong:
+            raise ValueError(f"parts of a cache key are strings; {wrong[0]!r} is not")
 
     @property
     def signature(self) -> str:
-        text = json.dumps(dict(self.parts), sort_keys=True)
-        return blake3.blake3(text.encode()).hexdigest()[:16]
+        return digest(json.dumps(dict(self.parts), sort_keys=True).encode())[:16]
 
     @property
     def directory(self) -> Path:
         """Relative to the cache root."""
-        safe = _UNSAFE.sub("_", self.label).strip("._")[:80] or "model"
-        return Path(f"{safe}-{self.parts['model_content'][:8]}") / self.signature
+        return Path(self.parts["model_content"][:16]) / self.signature
 
     def differences(self, other: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
         """Parts whose values differ: name -> (theirs, ours)."""
@@ -70,16 +73,19 @@ class ArtifactCache:
     def locked(self, key: CacheKey) -> Iterator[None]:
         """Hold the entry for compiling. Another process that compiles it is waited for.
 
-        Raises OSError when the root cannot be written to.
+        A root that cannot be written to (a shared, read-only one) needs no lock: it is used as it
+        is, and ``store`` will raise OSError.
         """
         path = self.path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock")
+        lock = _lock(path)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
             self._logger.info("Another process is compiling %s; waiting for it", path)
             lock.acquire()
+        except OSError as error:
+            self._logger.warning("Compile cache: %s cannot be written to: %s", self.root, error)
         try:
             yield
         finally:
@@ -88,37 +94,63 @@ class ArtifactCache:
     def find(self, key: CacheKey) -> Artifact | None:
         """The entry of ``key``, checked; None, with the reason logged, when there is none."""
         path = self.path(key)
-        if not path.exists():
+        try:
+            path.stat()
+            artifact = self._open(key)
+        except FileNotFoundError:
             self._explain_miss(key)
             return None
-        try:
-            artifact = Artifact.open(path)
-            if dict(artifact.manifest.key) != dict(key.parts):
-                raise ArtifactError(f"{path} belongs to another key")
-        except ArtifactError as error:
+        except (ArtifactError, OSError) as error:
             self._logger.warning("Compile cache: %s; the entry is rebuilt", error)
             return None
         self._logger.info("Compile cache: found %s", path)
         return artifact
 
     def store(self, key: CacheKey, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
-        """Put a new entry in place, replacing a damaged one. Call with the lock held."""
-        path = self.path(key)
-        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        """Put an entry in place, replacing a damaged one and adding to one that is sound.
+
+        Call with the lock held. Raises OSError when the disk does.
+        """
+        items = list(captured)
         try:
-            artifact = write_artifact(aside, replace(manifest, key=dict(key.parts)), captured)
-            if path.exists():
-                shutil.rmtree(path)
-            aside.rename(path)
+            return self.extend(self._open(key), items)
+        except ArtifactError:
+            pass  # there is none, or it cannot be used
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for stale in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+            shutil.rmtree(stale, ignore_errors=True)
+        directory = aside(path)
+        manifest = replace(manifest, key=dict(key.parts), label=key.label)
+        try:
+            artifact = write_artifact(directory, manifest, items)
+            _discard(path)
+            directory.rename(path)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
         self._logger.info("Compile cache: stored %s", path)
         return Artifact(path, artifact.manifest)
 
     def extend(self, artifact: Artifact, captured: Iterable[Captured]) -> Artifact:
-        """Add programs to an entry. Call with the lock held."""
-        return write_artifact(artifact.directory, artifact.manifest, captured)
+        """Add programs to an entry, beside what other processes added to it.
+
+        Call with the lock held. Raises ArtifactError when the entry is gone, OSError when the
+        disk raises it.
+        """
+        current = Artifact.read(artifact.directory)
+        return write_artifact(current.directory, current.manifest, captured)
+
+    def remove(self, artifact: Artifact) -> None:
+        """Delete an entry. Processes that run from it keep what they have loaded.
+
+        Raises CacheBusyError while a process compiles it, OSError when the disk does.
+        """
+        try:
+            with _lock(artifact.directory).acquire(timeout=0):
+                _discard(artifact.directory)
+        except Timeout as error:
+            raise CacheBusyError(f"{artifact.directory} is being compiled") from error
 
     def entries(self) -> list[Artifact]:
         """Every entry whose manifest reads, by path; contents are not verified."""
@@ -127,10 +159,19 @@ class ArtifactCache:
             if manifest.parent.name.startswith("."):
                 continue
             try:
-                found.append(Artifact(manifest.parent, Manifest.from_json(manifest.read_text())))
-            except (ArtifactError, OSError, UnicodeDecodeError):
+                found.append(Artifact.read(manifest.parent))
+            except ArtifactError:
                 continue
         return found
+
+    def _open(self, key: CacheKey) -> Artifact:
+        """Raises ArtifactError when the entry is missing, damaged or another key's."""
+        artifact = Artifact.open(self.path(key))
+        differences = key.differences(artifact.manifest.key)
+        if differences:
+            names = ", ".join(differences)
+            raise ArtifactError(f"{artifact.directory} belongs to another key: {names} differ")
+        return artifact
 
     def _explain_miss(self, key: CacheKey) -> None:
         """Log which parts differ from the entry that is nearest to ``key``."""
@@ -138,7 +179,8 @@ class ArtifactCache:
         if not candidates:
             self._logger.info("Compile cache: %s is empty", self.root)
             return
-        differences, nearest = min(candidates, key=lambda pair: len(pair[0]))
+        # Of equally near entries one of the same model says more.
+        differences, nearest = min(candidates, key=lambda c: (len(c[0]), "model_content" in c[0]))
         changes = "; ".join(
             f"{name}: cached {theirs!r}, wanted {ours!r}"
             for name, (theirs, ours) in differences.items()
@@ -148,3 +190,20 @@ class ArtifactCache:
             nearest.directory,
             changes,
         )
+
+
+def _lock(entry: Path) -> FileLock:
+    return FileLock(f"{entry}.lock")
+
+
+def _discard(entry: Path) -> None:
+    """Remove an entry if it is there, so that no reader finds half of it."""
+    doomed = aside(entry)
+    try:
+        entry.rename(doomed)
+    except FileNotFoundError:
+        return
+    if doomed.is_dir() and not doomed.is_symlink():
+        shutil.rmtree(doomed)
+    else:
+        doomed.unlink()
