@@ -68,8 +68,8 @@ class ImplRequest:
     """Everything the decision looks at.
 
     env: the deprecated VLLM_RBLN_USE_VLLM_MODEL, None when unset. published: what a parent process
-    decided. hf_config_loader: architectures of the model after hf_overrides; raises
-    ValueError or OSError when the config cannot be read, and is called only if nothing else decides.
+    decided. hf_config_loader: architectures of the model after hf_overrides; raises ValueError
+    or OSError when the config cannot be read, and is called only if nothing else decides.
     """
 
     model_impl: object
@@ -79,7 +79,7 @@ class ImplRequest:
     model: str
     hf_config_loader: Callable[[], Sequence[str]]
     profile: DeviceProfile
-    registry: Collection[str] = REGISTRY
+    registry: Collection[str] = frozenset(REGISTRY)
     transformers_built: bool = TRANSFORMERS_BUILT
 
 
@@ -116,7 +116,8 @@ def parse_model_impl(value: object) -> ModelImpl | None:
     if isinstance(value, str) and value in _ALIASES:
         return _ALIASES[value]
     raise ValueError(
-        f"unsupported model implementation {value!r}: --model-impl takes auto, {', '.join(_ALIASES)}"
+        f"unsupported model implementation {value!r}: --model-impl takes auto, "
+        f"{', '.join(_ALIASES)}"
     )
 
 

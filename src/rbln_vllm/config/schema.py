@@ -9,7 +9,15 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    model_validator,
+)
 
 from rbln_vllm.buckets import check_bucket_parameters
 from rbln_vllm.config.options import Option, check_built, default_of, option_of
@@ -33,8 +41,7 @@ class RBLNConfigBase(BaseModel):
     _resolved: bool = PrivateAttr(default=False)
 
     num_devices_per_local_rank: Annotated[
-        int,
-        Field(gt=0),
+        PositiveInt,
         Option("Devices per worker process (RSD width).", unbuilt=_RSD),
     ] = 1
     use_custom_sampler: Annotated[
@@ -46,7 +53,7 @@ class RBLNConfigBase(BaseModel):
         ),
     ] = True
     sub_block_size: Annotated[
-        Annotated[int, Field(gt=0)] | None,
+        PositiveInt | None,
         Option(
             "Granularity of prefix caching in tokens; None = the chunk size.",
             hashed=False,
@@ -54,7 +61,7 @@ class RBLNConfigBase(BaseModel):
         ),
     ] = None
     max_prefill_run: Annotated[
-        Annotated[int, Field(ge=0)] | None,
+        NonNegativeInt | None,
         Option(
             "Consecutive prefill steps while decodes wait; 0 = unbounded, None = the device's "
             "default.",

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM itself does with our config object and engine arguments."""
+
+import json
+import pickle
+
+import pytest
+
+from rbln_vllm import envs, model_impl
+from rbln_vllm.config import RBLNConfig
+from rbln_vllm.devices import HOST
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for row in envs.REGISTRY:
+        monkeypatch.delenv(row.name, raising=False)
+
+
+def _vllm_config(options):
+    from vllm.config import VllmConfig
+
+    return VllmConfig(additional_config=options)
+
+
+def test_vllm_config_carries_the_object_to_other_processes():
+    options = RBLNConfig(max_prefill_run=3).as_resolved()
+    config = _vllm_config(options)
+    assert config.additional_config is options
+    copy = pickle.loads(pickle.dumps(config)).additional_config
+    assert copy == options
+    assert copy.is_resolved
+    assert copy.model_fields_set == {"max_prefill_run"}
+
+
+def test_vllm_hashes_the_object():
+    plain = _vllm_config(RBLNConfig().as_resolved()).compute_hash()
+    assert _vllm_config(RBLNConfig(max_prefill_run=3).as_resolved()).compute_hash() == plain
+    assert _vllm_config(RBLNConfig(enforce_model_fp32=True).as_resolved()).compute_hash() != plain
+
+
+@pytest.fixture
+def llama(tmp_path):
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The architectures of each request that reached `decide`."""
+    requests = []
+    original = model_impl.decide
+
+    def record(request):
+        requests.append(tuple(request.hf_config_loader()))
+        return original(request)
+
+    monkeypatch.setattr(model_impl, "decide", record)
+    return requests
+
+
+def _rename(config):
+    config.architectures = ["Renamed"]
+    return config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "architectures"),
+    [
+        ({}, ("LlamaForCausalLM",)),
+        ({"architectures": ["Other"], "text_config": {"hidden_size": 1}}, ("Other",)),
+        (_rename, ("Renamed",)),
+    ],
+)
+def test_hf_overrides_apply_before_architectures_are_read(llama, seen, overrides, architectures):
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(model=llama, hf_overrides=overrides)
+    decision = model_impl.decide_from_engine_args(args, HOST)
+    assert seen == [architectures]
+    assert decision.impl == "vllm"
+    assert architectures[0] in decision.reason
+
+
+def test_an_unreadable_model_is_left_to_vllm(tmp_path, monkeypatch):
+    from vllm.engine.arg_utils import EngineArgs
+
+    warned = []
+    monkeypatch.setattr(model_impl, "_warn_once", warned.append)
+    args = EngineArgs(model=str(tmp_path / "nothing"))
+    decision = model_impl.decide_from_engine_args(args, HOST)
+    assert decision.impl == "vllm"
+    assert decision.warnings == tuple(warned)
+    assert "cannot read the config" in warned[0]
+
+
+def test_the_environment_reaches_the_decision(llama, monkeypatch):
+    from vllm.engine.arg_utils import EngineArgs
+
+    monkeypatch.setenv("VLLM_RBLN_USE_VLLM_MODEL", "0")
+    with pytest.raises(ValueError, match="not built yet"):
+        model_impl.decide_from_engine_args(EngineArgs(model=llama), HOST)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+
+from rbln_vllm.config import OptimumRBLNConfig, RBLNConfig
+from rbln_vllm.devices import HOST, resolve_profile
+from rbln_vllm.model_impl import (
+    NOT_BUILT,
+    ImplRequest,
+    Selector,
+    decide,
+    is_compiled_directory,
+    parse_model_impl,
+)
+from rbln_vllm.models.registry import REGISTRY, TRANSFORMERS_BUILT
+
+ATOM = resolve_profile("RBLN-CA25")
+
+
+def _unreadable():
+    raise OSError("no such model")
+
+
+def _never():
+    raise AssertionError("the model config must not be read")
+
+
+# As it will be once the transformers implementation is built: the ladder is the same.
+BUILT = ImplRequest(
+    model_impl="auto",
+    additional_config={},
+    env=None,
+    published=None,
+    model="some/model",
+    hf_config_loader=lambda: ["LlamaForCausalLM"],
+    profile=HOST,
+    registry=frozenset({"LlamaForCausalLM"}),
+    transformers_built=True,
+)
+TODAY = replace(BUILT, registry=frozenset(REGISTRY), transformers_built=TRANSFORMERS_BUILT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "impl", "selector"),
+    [
+        # 1. An object beats everything below it.
+        ({"additional_config": RBLNConfig()}, "vllm", Selector.OBJECT),
+        ({"additional_config": OptimumRBLNConfig()}, "transformers", Selector.OBJECT),
+        (
+            {"additional_config": RBLNConfig(), "published": "transformers"},
+            "vllm",
+            Selector.OBJECT,
+        ),
+        ({"additional_config": RBLNConfig(), "model_impl": "vllm"}, "vllm", Selector.OBJECT),
+        # 2. An explicit option.
+        ({"model_impl": "vllm"}, "vllm", Selector.OPTION),
+        ({"model_impl": "transformers"}, "transformers", Selector.OPTION),
+        ({"model_impl": "optimum"}, "transformers", Selector.OPTION),
+        ({"model_impl": "vllm", "published": "transformers"}, "vllm", Selector.OPTION),
+        # 4. A parent's answer is looked at before the deprecated variable.
+        ({"published": "vllm"}, "vllm", Selector.PARENT),
+        ({"published": "vllm", "env": False}, "vllm", Selector.PARENT),
+        # 3. The deprecated variable.
+        ({"env": True}, "vllm", Selector.VARIABLE),
+        ({"env": False}, "transformers", Selector.VARIABLE),
+    ],
+)
+def test_explicit_rungs_do_not_read_the_model(changes, impl, selector):
+    decision = decide(replace(BUILT, hf_config_loader=_never, **changes))
+    assert (decision.impl, decision.selector) == (impl, selector)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("loader", "impl"),
+    [
+        (lambda: ["LlamaForCausalLM"], "transformers"),
+        (lambda: ["Unknown", "LlamaForCausalLM"], "transformers"),
+        (lambda: ["Unknown"], "vllm"),
+        (list, "vllm"),
+    ],
+)
+def test_auto_looks_for_the_architecture(loader, impl):
+    decision = decide(replace(BUILT, hf_config_loader=loader))
+    assert (decision.impl, decision.selector) == (impl, Selector.AUTO)
+    assert decision.warnings == ()
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), ValueError("bad")])
+def test_auto_with_an_unreadable_config_is_vllm_with_a_warning(error):
+    def loader():
+        raise error
+
+    decision = decide(replace(BUILT, hf_config_loader=loader))
+    assert decision.impl == "vllm"
+    assert str(error) in decision.warnings[0]
+
+
+def test_auto_does_not_hide_other_errors():
+    def loader():
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        decide(replace(BUILT, hf_config_loader=loader))
+
+
+def test_an_artifact_directory_is_transformers(tmp_path):
+    (tmp_path / "rbln_config.json").write_text("{}")
+    request = replace(BUILT, model=str(tmp_path), hf_config_loader=_never)
+    decision = decide(request)
+    assert decision.impl == "transformers"
+    assert "holds a compiled optimum-rbln artifact" in decision.reason
+
+
+def test_what_counts_as_an_artifact_directory(tmp_path):
+    assert not is_compiled_directory("")
+    assert not is_compiled_directory(str(tmp_path))
+    (tmp_path / "rbln_config.json").mkdir()
+    assert not is_compiled_directory(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", ["terratorch", "VLLM", "", None, 3, ["vllm"]])
+def test_unknown_values_are_refused_with_the_known_ones(value):
+    with pytest.raises(ValueError, match="auto, vllm, transformers, optimum"):
+        parse_model_impl(value)
+    with pytest.raises(ValueError, match="unsupported model implementation"):
+        decide(replace(BUILT, model_impl=value, additional_config=RBLNConfig()))
+
+
+@pytest.mark.parametrize(
+    ("config", "option"),
+    [
+        (RBLNConfig(), "transformers"),
+        (RBLNConfig(), "optimum"),
+        (OptimumRBLNConfig(), "vllm"),
+    ],
+)
+def test_object_and_option_must_agree(config, option):
+    with pytest.raises(ValueError, match="pass the matching class or leave --model-impl at auto"):
+        decide(replace(BUILT, additional_config=config, model_impl=option))
+
+
+@pytest.mark.parametrize(
+    ("changes", "env"),
+    [
+        ({"model_impl": "vllm"}, False),
+        ({"model_impl": "optimum"}, True),
+        ({"additional_config": RBLNConfig()}, False),
+    ],
+)
+def test_explicit_answer_and_variable_must_agree(changes, env):
+    with pytest.raises(ValueError, match="unset VLLM_RBLN_USE_VLLM_MODEL"):
+        decide(replace(BUILT, env=env, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"env": True}, "vllm"),
+        ({"env": False}, "optimum"),
+        ({"env": True, "model_impl": "vllm"}, "vllm"),
+    ],
+)
+def test_using_the_variable_is_warned_about(changes, flag):
+    (warning,) = decide(replace(BUILT, **changes)).warnings
+    assert "VLLM_RBLN_USE_VLLM_MODEL is deprecated and removed in 0.14.0" in warning
+    assert f"--model-impl {flag}" in warning
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"additional_config": RBLNConfig()}, "pass an OptimumRBLNConfig"),
+        ({"model_impl": "vllm"}, "use --model-impl optimum"),
+        ({"env": True}, "unset VLLM_RBLN_USE_VLLM_MODEL"),
+        ({"published": "vllm"}, "start the parent process with --model-impl optimum"),
+        ({"hf_config_loader": lambda: ["X"]}, "use a model the transformers implementation has"),
+    ],
+)
+def test_atom_refuses_vllm_with_a_remedy(changes, remedy):
+    with pytest.raises(ValueError, match="RBLN-CA25 cannot run the vllm implementation") as caught:
+        decide(replace(BUILT, profile=ATOM, **changes))
+    assert str(caught.value).endswith(remedy)
+    with pytest.raises(ValueError, match="unset RBLN_FORCE_NPU_NAME or name a Rebel100") as caught:
+        decide(replace(TODAY, profile=ATOM, **changes))
+    assert f"once the transformers implementation is built, {remedy}" in str(caught.value)
+
+
+def test_atom_runs_transformers():
+    assert decide(replace(BUILT, profile=ATOM)).impl == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"model_impl": "transformers"}, "--model-impl transformers"),
+        ({"model_impl": "optimum"}, "--model-impl optimum"),
+        ({"additional_config": OptimumRBLNConfig()}, "pass an RBLNConfig"),
+        ({"env": False}, "unset VLLM_RBLN_USE_VLLM_MODEL"),
+        ({"published": "transformers"}, "start the parent process with --model-impl vllm"),
+    ],
+)
+def test_transformers_is_refused_until_built(changes, remedy):
+    with pytest.raises(ValueError, match="not built yet; use --model-impl vllm") as caught:
+        decide(replace(BUILT, transformers_built=False, **changes))
+    assert str(caught.value).startswith(NOT_BUILT)
+    assert remedy in str(caught.value)
+
+
+def test_an_artifact_directory_is_refused_until_transformers_is_built(tmp_path):
+    (tmp_path / "rbln_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="with the model the artifact was compiled from"):
+        decide(replace(TODAY, model=str(tmp_path)))
+
+
+def test_transformers_on_atom_until_built_names_another_device():
+    with pytest.raises(ValueError, match="which RBLN-CA25 cannot run, so unset"):
+        decide(replace(TODAY, profile=ATOM, model_impl="optimum"))
+
+
+def test_today_auto_is_vllm():
+    assert dict(REGISTRY) == {}
+    assert decide(TODAY).impl == "vllm"
+    assert decide(replace(TODAY, hf_config_loader=_unreadable)).impl == "vllm"
