@@ -133,7 +133,13 @@ _PUBLISHED_IMPL = Variable(
     "",
     "Internal: the implementation a parent process resolved. Written by the plugin, not by users.",
 )
-_VISIBLE_DEVICES = Variable(
+_VISIBLE_OMP_WAIT_POLICY = Variable(
+    "OMP_WAIT_POLICY",
+    parse_text,
+    "PASSIVE",
+    "Whether idle OpenMP threads sleep (`PASSIVE`) or spin; set for child processes when unset.",
+)
+_DEVICES = Variable(
     "RBLN_VISIBLE_DEVICES",
     parse_text,
     "",
@@ -164,6 +170,7 @@ ACTIVE: tuple[Variable[Any], ...] = (
     _XDG_CACHE_HOME,
     _DISABLE_COMPILE_CACHE,
     _KV_CACHE_SPACE,
+    _OMP_WAIT_POLICY,
     _DEVICES,
     _USE_VLLM_MODEL,
     _PUBLISHED_IMPL,
@@ -360,4 +367,4 @@ def park_idle_openmp_threads() -> None:
     By default they spin, and where a core is shared each of a step's hundreds of regions then
     waits for a time slice: a decode step took 1.2 s spinning and 70 ms parked.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault(_OMP_WAIT_POLICY.name, _OMP_WAIT_POLICY.default)

@@ -141,11 +141,13 @@ def test_a_yaml_file_sets_flags_and_the_command_line_wins(parse, tmp_path):
     }
 
 
-def test_flags_reach_the_engine_arguments_and_resolve(parser):
+def test_flags_reach_the_engine_arguments_and_resolve(parser, tmp_path):
     from vllm.engine.arg_utils import EngineArgs
 
+    model = ["--model", str(tmp_path)]  # any directory: vLLM looks up a name when offline
     buckets = ["--rbln-decode-batch-bucket-manual-buckets", "1,16"]
-    namespace = parser.parse_args([*buckets, "--rbln-decode-batch-bucket-strategy", "manual"])
+    strategy = ["--rbln-decode-batch-bucket-strategy", "manual"]
+    namespace = parser.parse_args([*model, *buckets, *strategy])
     args = EngineArgs.from_cli_args(namespace)
     config = resolve(args.additional_config, "vllm", HOST).config
     assert config.decode_batch_bucket_manual_buckets == (1, 16)

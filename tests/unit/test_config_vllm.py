@@ -88,7 +88,7 @@ def test_an_unreadable_model_is_left_to_vllm(tmp_path, monkeypatch):
 
     warned = []
     monkeypatch.setattr(model_impl, "_warn_once", warned.append)
-    args = EngineArgs(model=str(tmp_path / "nothing"))
+    args = EngineArgs(model=str(tmp_path))
     decision = model_impl.decide_from_engine_args(args, HOST)
     assert decision.impl == "vllm"
     assert decision.warnings == tuple(warned)

@@ -144,6 +144,15 @@ def test_the_new_device_name_wins(monkeypatch):
     assert envs.visible_devices() == "2"
 
 
+def test_openmp_threads_park_unless_the_user_decided(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    envs.park_idle_openmp_threads()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    envs.park_idle_openmp_threads()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
 def test_deprecated_values_by_field(monkeypatch):
     monkeypatch.setenv("VLLM_RBLN_TP_SIZE", "4")
     monkeypatch.setenv("VLLM_RBLN_SAMPLER", "0")
