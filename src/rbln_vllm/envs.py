@@ -133,13 +133,13 @@ _PUBLISHED_IMPL = Variable(
     "",
     "Internal: the implementation a parent process resolved. Written by the plugin, not by users.",
 )
-_VISIBLE_OMP_WAIT_POLICY = Variable(
+_OMP_WAIT_POLICY = Variable(
     "OMP_WAIT_POLICY",
     parse_text,
     "PASSIVE",
     "Whether idle OpenMP threads sleep (`PASSIVE`) or spin; set for child processes when unset.",
 )
-_DEVICES = Variable(
+_VISIBLE_DEVICES = Variable(
     "RBLN_VISIBLE_DEVICES",
     parse_text,
     "",
