@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's scheduler, made to never mix prefill and decode in one step.
+
+Upstream's ``schedule()`` is not copied. Each call here decides whose turn it is and runs
+upstream's method on a restricted view of the queues:
+
+* a running request is held out of the step by ``next_decode_eligible_step``, which makes
+  upstream pass it over *before* it grants blocks (``DiffusionScheduler`` upstream holds requests
+  back the same way). So no grant is ever made and then withdrawn. The request stays in
+  ``self.running``: victims of preemption, the watermark and request counts are upstream's.
+* ``max_num_active_reqs`` bounds how many waiting requests may be admitted: one or none.
+
+When an attempt schedules nothing, the other turn is tried in the same call.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from rbln_vllm.core.limits import max_request_tokens, prompt_refusal
+from rbln_vllm.core.refusal import refusal_output, refused_requests
+from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify
+from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+def prefill_run_limit(vllm_config: VllmConfig) -> int:
+    """Returns ``max_prefill_run`` of the options, 0 (unbounded) when they do not say."""
+    options = vllm_config.additional_config
+    if isinstance(options, Mapping):
+        return int(options.get("max_prefill_run", 0))
+    return int(getattr(options, "max_prefill_run", 0) or 0)
+
+
+def chunk_size(vllm_config: VllmConfig) -> int:
+    """Returns C, the tokens of a prefill chunk.
+
+    ``long_prefill_token_threshold`` shortens C for good: were it applied only while others
+    wait, as upstream does, chunks would start anywhere.
+    """
+    scheduler_config = vllm_config.scheduler_config
+    limits = (
+        scheduler_config.max_num_batched_tokens,
+        scheduler_config.max_num_scheduled_tokens,
+        scheduler_config.long_prefill_token_threshold,
+    )
+    return min(int(limit) for limit in limits if limit)
+
+
+def pool_tokens(kv_cache_config: KVCacheConfig) -> int | None:
+    """Returns the tokens one request can keep, None where blocks are recycled or shared."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        return None
+    return max_request_tokens(kv_cache_config.num_blocks, groups[0].kv_cache_spec.block_size)
+
+
+def tokens_left(request: Request) -> int:
+    """Returns the known tokens of ``request`` still to compute, drafts left out.
+
+    1 is decode-ready, more is prefill, 0 waits for the output of a step in flight. A preempted
+    request that is resumed counts its generated tokens here like those of its prompt.
+    """
+    known = request.num_tokens + request.num_output_placeholders
+    return int(known - request.num_computed_tokens)
+
+
+class RBLNScheduler(Scheduler):
+    """One prefill of at most one chunk, or one decode batch, per step."""
+
+    max_model_len: int
+    max_num_active_reqs: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.chunk_size = chunk_size(self.vllm_config)
+        self.turns = TurnPolicy(prefill_run_limit(self.vllm_config))
+        self.last_step: StepPlan = EMPTY_STEP
+        self._prefill_run = 0
+        self._barred: frozenset[Turn] = frozenset()
+        self._refusals: dict[str, str] = {}
+        self._pool_tokens = pool_tokens(self.kv_cache_config)
+        if self._pool_tokens is not None:
+            # The last token of a request is never computed, so it needs no slot. A request
+            # that grows to the end of the pool ends with reason "length" instead of waiting
+            # for a block that cannot exist. Start-up refuses such a max_model_len anyway.
+            self.max_model_len = min(self.max_model_len, self._pool_tokens + 1)
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        """Schedules one prefill chunk or one decode batch.
+
+        The output is empty only when nothing can run. ``throttle_prefills`` is upstream's
+        data-parallel balancing and is passed on.
+
+        Raises:
+            StepRuleError: upstream scheduled what no program can run.
+        """
+        barred = self._barred_at_start()
+        turn, decodes_wait = self._next_turn(barred)
+        scheduled_before = set(self.prev_step_scheduled_req_ids)
+        num_running = len(self.running)
+        output = self._attempt(turn, throttle_prefills)
+        while not output.num_scheduled_tokens and self._can_take_back(output):
+            if len(self.running) == num_running:  # no preemption: trying again is no use
+                barred.add(turn)
+            turn, decodes_wait = self._next_turn(barred)
+            if turn is Turn.IDLE:
+                break
+            empty = output
+            self._take_back(empty, scheduled_before)
+            num_running = len(self.running)
+            output = self._attempt(turn, throttle_prefills)
+            output.free_encoder_mm_hashes[:0] = empty.free_encoder_mm_hashes
+        self._conclude(turn, decodes_wait, output)
+        return output
+
+    def _next_turn(self, barred: Collection[Turn]) -> tuple[Turn, bool]:
+        """Returns the turn and whether decodes are ready, leaving out ``barred`` turns."""
+        decode = Turn.DECODE not in barred and any(tokens_left(r) == 1 for r in self.running)
+        prefill = Turn.PREFILL not in barred and self._can_prefill(decodes_ready=decode)
+        return self.turns.choose(Runnable(prefill, decode), self._prefill_run), decode
+
+    def _can_prefill(self, decodes_ready: bool) -> bool:
+        running = self._running_prefill()
+        if running is not None:
+            # Upstream would preempt the request itself and lose its computed chunks.
+            return not (decodes_ready and self._lacks_blocks(running))
+        waiting = bool(self.waiting or self.kv_holding_waiting)
+        return waiting and self._num_active() < self.max_num_active_reqs
+
+    def _attempt(self, turn: Turn, throttle_prefills: bool) -> SchedulerOutput:
+        """Runs upstream's ``schedule()`` on the requests that ``turn`` may touch."""
+        prefill = self._running_prefill() if turn is Turn.PREFILL else None
+        admits = turn is Turn.PREFILL and prefill is None
+
+        def may_run(request: Request) -> bool:
+            return request is prefill or (turn is Turn.DECODE and tokens_left(request) <= 1)
+
+        with self._restricted(may_run, admits):
+            return super().schedule(throttle_prefills)
+
+    @contextmanager
+    def _restricted(self, may_run: Callable[[Request], bool], admits: bool) -> Iterator[None]:
+        """Holds running requests out of the next ``schedule()``, admits one waiting or none."""
+        held = [(r, r.next_decode_eligible_step) for r in self.running if not may_run(r)]
+        limit = self.max_num_active_reqs
+        for request, eligible_step in held:
+            # schedule() first advances current_step by one, so + 2 is not reached in it.
+            request.next_decode_eligible_step = max(eligible_step, self.current_step + 2)
+        self.max_num_active_reqs = min(limit, self._num_active() + 1) if admits else 0
+        try:
+            yield
+        finally:
+            self.max_num_active_reqs = limit
+            for request, eligible_step in held:
+                request.next_decode_eligible_step = eligible_step
+
+    def _conclude(self, turn: Turn, decodes_waited: bool, output: SchedulerOutput) -> None:
+        self.last_step = classify(output, self.chunk_size)
+        if output.num_scheduled_tokens:
+            self._barred = frozenset()
+            self._prefill_run = self.turns.count(turn, decodes_waited, self._prefill_run)
+        else:
+            self._barred = frozenset({turn})
+
+    # -- empty attempts ----------------------------------------------------------------------
+
+    def _barred_at_start(self) -> set[Turn]:
+        """Bars the turn of an empty step that had to be emitted, if the other one can run.
+
+        Otherwise a prefill that cannot get blocks would keep decodes from freeing them.
+        """
+        if self._barred and self._next_turn(self._barred)[0] is not Turn.IDLE:
+            return set(self._barred)
+        return set()
+
+    def _can_take_back(self, output: SchedulerOutput) -> bool:
+        """Whether an empty ``output`` can be dropped without losing anything it carries.
+
+        Connectors put their orders for the worker into it and forget them.
+        """
+        connectors = (self.connector, self.ec_connector, self.aux_output_connector)
+        return output.kv_cache_block_copies is None and all(c is None for c in connectors)
+
+    def _take_back(self, output: SchedulerOutput, scheduled_before: set[str]) -> None:
+        """Puts back what upstream flushed into an ``output`` the runner will not see."""
+        self.current_step -= 1
+        self.finished_req_ids |= output.finished_req_ids
+        self.reset_preempted_req_ids |= output.preempted_req_ids or set()
+        self.prev_step_scheduled_req_ids = set(scheduled_before)
+
+    # -- prefill -----------------------------------------------------------------------------
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Also passes over a waiting request whose adapter finds no slot.
+
+        Upstream counts the adapters of the step alone. Here admissions and decodes are in
+        different steps, and a later decode batch would hold more adapters than ``max_loras``.
+        """
+        ready = bool(super()._handle_blocked_waiting_request(request))
+        if not ready or self.lora_config is None or request.lora_request is None:
+            return ready
+        active = {r.lora_request.lora_int_id for r in self.running if r.lora_request}
+        adapter = request.lora_request.lora_int_id
+        return adapter in active or len(active) < self.lora_config.max_loras
+
+    def _running_prefill(self) -> Request | None:
+        return next((r for r in self.running if tokens_left(r) > 1), None)
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """Ends a chunk at the next multiple of C; upstream asks here for every request.
+
+        After a prefix hit the first chunk may start between two multiples and is shorter.
+        Decode rows, with their drafts, are left alone.
+        """
+        known = request.num_tokens + request.num_output_placeholders
+        if known - num_computed_tokens > 1:
+            to_boundary = self.chunk_size - num_computed_tokens % self.chunk_size
+            num_new_tokens = min(num_new_tokens, to_boundary)
+        reserved = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return int(reserved)
+
+    def _lacks_blocks(self, request: Request) -> bool:
+        """Whether the next chunk of a running ``request`` needs more blocks than it can get.
+
+        It can get the free blocks and those that only lower-ranked requests hold, which
+        upstream would preempt for it.
+        """
+        computed = request.num_computed_tokens
+        chunk = self._reserve_prefill_lookahead(request, computed, tokens_left(request))
+        end = min(computed + chunk + self.num_lookahead_tokens, self.max_model_len)
+        groups = self.kv_cache_config.kv_cache_groups
+        held = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        needed = sum(
+            max(0, -(-end // group.kv_cache_spec.block_size) - len(blocks))
+            for group, blocks in zip(groups, held, strict=True)
+        )
+        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        if needed <= free:
+            return False
+        victims = self._lower_ranked(request)
+        return bool(needed > free + sum(self._blocks_held_alone(v) for v in victims))
+
+    def _lower_ranked(self, request: Request) -> list[Request]:
+        """Returns the running requests that upstream would preempt before ``request``."""
+        if self.policy == SchedulingPolicy.PRIORITY:
+            rank = (request.priority, request.arrival_time)
+            return [r for r in self.running if (r.priority, r.arrival_time) > rank]
+        return list(self.running[self.running.index(request) + 1 :])
+
+    def _blocks_held_alone(self, request: Request) -> int:
+        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
+        return sum(block.ref_cnt == 1 for group in groups for block in group)
+
+    def _num_active(self) -> int:
+        """Counts what upstream holds against ``max_num_active_reqs``."""
+        return len(self.running) + int(self.num_waiting_for_streaming_input)
+
+    # -- refusal -----------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queues ``request``; refuses it when its prompt can never fit the KV pool."""
+        super().add_request(request)
+        if self._pool_tokens is None:
+            return
+        reason = prompt_refusal(request.num_prompt_tokens, self._pool_tokens)
+        if reason is not None:
+            self.refuse_requests({request.request_id: reason})
+
+    def refuse_requests(self, reasons: Mapping[str, str]) -> None:
+        """Ends these requests (id to reason) with ``error`` in the next update."""
+        for request_id, reason in reasons.items():
+            logger.warning("Request %s is refused: %s", request_id, reason)
+            self._refusals[request_id] = reason
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Applies a step's output; refused requests end, all others go on."""
+        self.refuse_requests(refused_requests(model_runner_output))
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        reasons, self._refusals = self._refusals, {}
+        for request in self.finish_requests(reasons, RequestStatus.FINISHED_ERROR):
+            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            client.outputs.append(refusal_output(request, reasons[request.request_id]))
+        return outputs
+
+
+class RBLNAsyncScheduler(RBLNScheduler, AsyncScheduler):
+    """The same rule over upstream's scheduler that runs one step ahead of the output."""

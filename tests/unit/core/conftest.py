@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One vLLM configuration of a tiny model for all scheduler tests."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+# The scheduler needs no platform of ours; set before vLLM is first imported.
+os.environ.setdefault("VLLM_PLUGINS", "")
+
+from tests.unit.core.harness import BASE_MODEL, SchedulerFactory
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> SchedulerFactory:
+    """Returns a factory of real schedulers; see ``SchedulerFactory`` for its options."""
+    model_dir = _write_model(tmp_path_factory.mktemp("model"))
+    config = VllmConfig(
+        model_config=ModelConfig(model=str(model_dir), skip_tokenizer_init=True, dtype="float32"),
+        cache_config=CacheConfig(block_size=32),
+        scheduler_config=SchedulerConfig(
+            max_model_len=BASE_MODEL["max_position_embeddings"],
+            is_encoder_decoder=False,
+            async_scheduling=False,
+        ),
+    )
+    return SchedulerFactory(config)
+
+
+def _write_model(directory: Path) -> Path:
+    (directory / "config.json").write_text(json.dumps(BASE_MODEL))
+    return directory

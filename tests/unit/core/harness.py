@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives a real scheduler with a fake runner that has a real KV memory.
+
+The runner sees ``SchedulerOutput`` objects and nothing else. It keeps its own block tables,
+writes every computed token into a simulated KV memory through them, reads the whole context
+back before it "samples", and derives the sampled token from what it read. So a lost block
+grant (D01), a block with two owners (D02) or a doubled token (D09) changes the text, and the
+text can be compared with :func:`expected_tokens`, which knows no scheduler.
+"""
+
+import copy
+import zlib
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from rbln_vllm.core.refusal import RBLNModelRunnerOutput
+from rbln_vllm.core.scheduler import RBLNScheduler, tokens_left
+from rbln_vllm.core.step import StepKind, StepPlan, chunk_start, classify
+
+VOCAB = 97
+NULL_BLOCK = 0
+BASE_MODEL: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 4096,
+}
+
+
+def sample(context: Sequence[int]) -> int:
+    """The fake model: the next token is a hash of the whole context."""
+    return zlib.crc32(bytes(context)) % VOCAB
+
+
+def expected_tokens(prompt: Sequence[int], max_tokens: int, max_model_len: int) -> list[int]:
+    """What a request must produce, whatever runs beside it."""
+    context = list(prompt)
+    while len(context) < min(len(prompt) + max_tokens, max_model_len):
+        context.append(sample(context))
+    return context[len(prompt) :]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """A prompt of ``length`` tokens; prompts of one seed share their prefix."""
+    return [zlib.crc32(f"{seed}/{i}".encode()) % VOCAB for i in range(length)]
+
+
+class SchedulerFactory:
+    """Builds schedulers without a model; every option has a small default."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        self._config = config
+        self._grammars = StructuredOutputManager(config)
+        init_none_hash(sha256)
+
+    def __call__(
+        self,
+        *,
+        chunk: int = 8,
+        block: int = 4,
+        blocks: int = 33,
+        seqs: int = 4,
+        max_len: int = 128,
+        prefix: bool = False,
+        max_prefill_run: int = 0,
+        cls: type[RBLNScheduler] = RBLNScheduler,
+        **scheduler_options: Any,
+    ) -> RBLNScheduler:
+        config = copy.copy(self._config)
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.max_model_len = max_len
+        config.additional_config = {"max_prefill_run": max_prefill_run}
+        config.scheduler_config = SchedulerConfig(
+            max_num_seqs=seqs,
+            max_num_batched_tokens=chunk,
+            max_model_len=max_len,
+            is_encoder_decoder=False,
+            async_scheduling=False,
+            **scheduler_options,
+        )
+        config.cache_config = CacheConfig(block_size=block, enable_prefix_caching=prefix)
+        config.cache_config.num_gpu_blocks = blocks
+        return cls(config, _kv_cache(blocks, block), self._grammars, block_size=block)
+
+
+def _kv_cache(blocks: int, block: int) -> KVCacheConfig:
+    spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["l"], spec)]
+    )
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    block: int,
+    max_tokens: int = 4,
+    priority: int = 0,
+    arrival_time: float | None = None,
+) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        pooling_params=None,
+        priority=priority,
+        arrival_time=arrival_time,
+        block_hasher=get_request_block_hasher(block, sha256),
+    )
+
+
+@dataclass
+class Row:
+    """What the runner remembers of one request."""
+
+    tokens: list[int]
+    prompt_len: int
+    table: list[int]
+
+
+class FakeRunner:
+    """Executes steps on a simulated KV memory, told by ``SchedulerOutput`` alone."""
+
+    def __init__(self, chunk: int, block: int) -> None:
+        self.chunk, self.block = chunk, block
+        self.rows: dict[str, Row] = {}
+        self.kv: dict[tuple[int, int], int] = {}
+        self.refuse: dict[str, str] = {}
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._update(output)
+        plan = classify(output, self.chunk)
+        sampled = [
+            self._run(req_id, self._start(output, req_id), n)
+            for req_id, n in zip(plan.request_ids, plan.tokens, strict=True)
+        ]
+        refused = {r: self.refuse[r] for r in plan.request_ids if r in self.refuse}
+        ids = list(plan.request_ids)
+        index = {req_id: i for i, req_id in enumerate(ids)}
+        if not refused:
+            return ModelRunnerOutput(ids, index, sampled)
+        kept = [[] if r in refused else s for r, s in zip(ids, sampled, strict=True)]
+        return RBLNModelRunnerOutput(ids, index, kept, refused=refused)
+
+    def _update(self, output: SchedulerOutput) -> None:
+        for req_id in output.finished_req_ids:
+            self.rows.pop(req_id, None)
+        for new in output.scheduled_new_reqs:
+            prompt = list(new.prompt_token_ids)
+            self.rows[new.req_id] = Row(prompt, len(prompt), list(new.block_ids[0]))
+        cached = output.scheduled_cached_reqs
+        for i, req_id in enumerate(cached.req_ids):
+            row, blocks = self.rows[req_id], cached.new_block_ids[i]
+            if req_id in cached.resumed_req_ids:
+                assert blocks is not None
+                row.table = list(blocks[0])
+                row.tokens = list(cached.all_token_ids.get(req_id, row.tokens))
+            elif blocks is not None:
+                row.table += blocks[0]
+            assert len(row.tokens) == row.prompt_len + cached.num_output_tokens[i]
+
+    def _start(self, output: SchedulerOutput, req_id: str) -> int:
+        for new in output.scheduled_new_reqs:
+            if new.req_id == req_id:
+                return int(new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        return int(cached.num_computed_tokens[cached.req_ids.index(req_id)])
+
+    def _run(self, req_id: str, start: int, count: int) -> list[int]:
+        row = self.rows[req_id]
+        for position in range(start, start + count):
+            self.kv[self._slot(row, position)] = row.tokens[position]
+        context = [self.kv[self._slot(row, i)] for i in range(start + count)]
+        assert context == row.tokens[: start + count], f"KV of {req_id} is not its own"
+        if start + count < len(row.tokens):
+            return []
+        row.tokens.append(sample(context))
+        return [row.tokens[-1]]
+
+    def _slot(self, row: Row, position: int) -> tuple[int, int]:
+        block_id = row.table[position // self.block]
+        assert block_id != NULL_BLOCK, "the padding block was granted"
+        return block_id, position % self.block
+
+
+@dataclass
+class Finished:
+    """How a request left the engine."""
+
+    reason: str
+    stop_reason: int | str | None
+
+
+@dataclass
+class Driver:
+    """Steps a scheduler and its runner, and checks what must hold after every step.
+
+    ``depth`` 2 holds each output back until the next step is scheduled, as the engine does
+    under async scheduling.
+    """
+
+    scheduler: RBLNScheduler
+    depth: int = 1
+    may_idle: bool = False
+    table: list[str] = field(default_factory=list)
+    plans: list[StepPlan] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    finished: dict[str, Finished] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runner = FakeRunner(self.scheduler.chunk_size, self.scheduler.block_size)
+        self.requests: dict[str, Request] = {}
+        self.free_at_start = self.free_blocks
+        self._pending: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._waited: Counter[str] = Counter()
+
+    @property
+    def free_blocks(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def add(self, request_id: str, prompt: Sequence[int], **options: Any) -> Request:
+        request = make_request(request_id, prompt, block=self.scheduler.block_size, **options)
+        self.requests[request_id] = request
+        self.tokens[request_id] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, *request_ids: str) -> None:
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def step(self, abort_in_flight: Sequence[str] = ()) -> StepPlan:
+        """Schedules and executes one step; returns what it was.
+
+        ``abort_in_flight`` are aborted after the step ran and before its output is applied.
+        """
+        ready = {r.request_id for r in self.scheduler.running if tokens_left(r) == 1}
+        unfinished = self.scheduler.get_num_unfinished_requests()
+        output = self.scheduler.schedule()
+        plan = classify(output, self.scheduler.chunk_size)
+        assert plan == self.scheduler.last_step
+        self._record(plan, output)
+        self._pending.append((output, self.runner.execute(output)))
+        self._check_tables()
+        self._check_chunk(plan, output)
+        self._check_starvation(plan, ready)
+        if not (self.may_idle or self.scheduler._refusals):
+            assert (plan.kind is StepKind.EMPTY) == (unfinished == 0), "an empty step"
+        if abort_in_flight:
+            self.abort(*abort_in_flight)
+        while len(self._pending) >= self.depth:
+            self._deliver(*self._pending.popleft())
+        return plan
+
+    def run(self, limit: int = 2000) -> "Driver":
+        """Steps until all requests are done; ``limit`` steps are the no-progress watchdog."""
+        for _ in range(limit):
+            if not self.scheduler.has_requests():
+                break
+            self.step()
+        while self._pending:
+            self._deliver(*self._pending.popleft())
+        assert not self.scheduler.has_unfinished_requests(), "no progress"
+        self.check_idle()
+        return self
+
+    def check_idle(self) -> None:
+        """Nothing of any request is left."""
+        scheduler = self.scheduler
+        assert self.free_blocks == self.free_at_start
+        assert not self.runner.rows
+        assert not scheduler.requests
+        assert not scheduler.running
+        assert not scheduler.waiting
+        assert not scheduler.deferred_waiting
+        assert not scheduler._inflight_prefills
+
+    def check_text(self, *request_ids: str) -> None:
+        """Every request (or those named) produced what it produces alone."""
+        for req_id in request_ids or self.requests:
+            request = self.requests[req_id]
+            want = expected_tokens(
+                request.prompt_token_ids, request.max_tokens, self.scheduler.max_model_len
+            )
+            assert self.tokens[req_id] == want, req_id
+
+    def _deliver(self, output: SchedulerOutput, runner_output: ModelRunnerOutput) -> None:
+        for client in self.scheduler.update_from_output(output, runner_output).values():
+            for out in client.outputs:
+                self.tokens[out.request_id] += out.new_token_ids
+                if out.finish_reason is not None:
+                    self.finished[out.request_id] = Finished(
+                        str(out.finish_reason), out.stop_reason
+                    )
+
+    def _record(self, plan: StepPlan, output: SchedulerOutput) -> None:
+        self.plans.append(plan)
+        what = "-"
+        if plan.kind is StepKind.PREFILL:
+            start = chunk_start(output)
+            what = f"P {plan.request_ids[0]}[{start}:{start + plan.tokens[0]}]"
+        elif plan.kind is StepKind.DECODE:
+            what = f"D {','.join(plan.request_ids)}"
+        running, waiting = self.scheduler.get_request_counts()
+        self.table.append(f"{what} free={self.free_blocks} run={running} wait={waiting}")
+
+    def _check_tables(self) -> None:
+        """The runner's tables are the manager's, and a block has the owners it counts."""
+        manager = self.scheduler.kv_cache_manager
+        owners: Counter[int] = Counter()
+        for request in self.scheduler.running:
+            ids = manager.get_block_ids(request.request_id)[0]
+            assert self.runner.rows[request.request_id].table == ids
+            owners.update(ids)
+        assert NULL_BLOCK not in owners
+        for block_id, count in owners.items():
+            assert manager.block_pool.blocks[block_id].ref_cnt == count
+
+    def _check_chunk(self, plan: StepPlan, output: SchedulerOutput) -> None:
+        """Chunks start at multiples of C, but for the first one after a prefix hit."""
+        fresh = {r.req_id for r in output.scheduled_new_reqs}
+        fresh |= output.scheduled_cached_reqs.resumed_req_ids
+        if plan.kind is StepKind.PREFILL:
+            start = chunk_start(output)
+            first_after_hit = plan.request_ids[0] in fresh and start > 0
+            assert start % self.scheduler.chunk_size == 0 or first_after_hit
+
+    def _check_starvation(self, plan: StepPlan, ready: set[str]) -> None:
+        """No ready request waits for more than N prefill steps in a row."""
+        limit = self.scheduler.turns.max_prefill_run
+        for req_id in list(self._waited):
+            if req_id not in ready or req_id in plan.request_ids:
+                del self._waited[req_id]
+        if plan.kind is StepKind.PREFILL:
+            self._waited.update(ready)
+        assert limit == 0 or all(n <= limit for n in self._waited.values())
