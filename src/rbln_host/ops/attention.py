@@ -13,6 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rbln_host.ops.library import define
 
+FEW_QUERIES = 8
+"""Up to this many queries plain matrix products are faster than torch's fused attention (one
+query, 300 keys, 9 heads: 0.1 ms against 0.35)."""
+
 PADDING_POSITION = -1
 """Query rows at this position are padding: their output is zero and they read nothing."""
 
@@ -78,6 +82,11 @@ class _Rules(NamedTuple):
     sinks: Tensor | None
     alibi_slopes: Tensor | None
 
+    @property
+    def changes_scores(self) -> bool:
+        """Whether scores are changed in a way that fused kernels do not offer."""
+        return bool(self.soft_cap) or self.sinks is not None or self.alibi_slopes is not None
+
 
 def _gather(kv_cache: Tensor, blocks_T: Tensor, positions_L: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values at consecutive positions, each ``[num_kv_heads, L, head_size]``."""
@@ -100,10 +109,10 @@ def _attend(
         visible_QL &= distance_QL > -rules.window
     dtype = query_HQD.dtype
     key_HLD, value_HLD = key_HLD.to(dtype), value_HLD.to(dtype)
-    if rules.soft_cap or rules.sinks is not None or rules.alibi_slopes is not None:
+    if query_HQD.shape[1] <= FEW_QUERIES or rules.changes_scores:
         scores_HQL = _scores(query_HQD, key_HLD, distance_QL, rules)
         weights_HQL = _softmax(scores_HQL.masked_fill(~visible_QL, -torch.inf), rules.sinks)
-        return (weights_HQL @ _repeat(value_HLD, query_HQD)).to(dtype)
+        return _grouped_matmul(weights_HQL, value_HLD).to(dtype)
     return scaled_dot_product_attention(
         query_HQD[None],
         key_HLD[None],
@@ -116,7 +125,7 @@ def _attend(
 
 def _scores(query_HQD: Tensor, key_HLD: Tensor, distance_QL: Tensor, rules: _Rules) -> Tensor:
     """Scores ``[num_heads, Q, L]`` in fp32 with the changes that fused kernels do not offer."""
-    scores_HQL = query_HQD.float() @ _repeat(key_HLD, query_HQD).transpose(1, 2) * rules.scale
+    scores_HQL = _grouped_matmul(query_HQD.float(), key_HLD.transpose(1, 2)) * rules.scale
     if rules.soft_cap:
         scores_HQL = rules.soft_cap * torch.tanh(scores_HQL / rules.soft_cap)
     if rules.alibi_slopes is not None:
@@ -132,7 +141,8 @@ def _softmax(scores_HQL: Tensor, sinks_H: Tensor | None) -> Tensor:
     return torch.softmax(torch.cat((scores_HQL, sink_HQ1), dim=-1), dim=-1)[..., :-1]
 
 
-def _repeat(kv_HLD: Tensor, query_HQD: Tensor) -> Tensor:
-    """Keys or values in fp32, one copy for each query head of their group."""
-    groups = query_HQD.shape[0] // kv_HLD.shape[0]
-    return kv_HLD.float().repeat_interleave(groups, dim=0)
+def _grouped_matmul(left_HQK: Tensor, right_HKL: Tensor) -> Tensor:
+    """``[num_heads, Q, K] @ [num_kv_heads, K, L]`` in fp32; a group of heads shares its right."""
+    heads, queries, inner = left_HQK.shape
+    grouped = left_HQK.reshape(right_HKL.shape[0], -1, inner)
+    return (grouped @ right_HKL.float()).view(heads, queries, -1)
