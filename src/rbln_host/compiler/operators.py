@@ -55,7 +55,7 @@ def refusal(function: Any) -> str | None:
         if any(kind in str(argument.type) for kind in _FORBIDDEN_TYPES):
             return f"its argument {argument.name} is a {argument.type}"
     if namespace == "aten" and not _computes_tensors(function):
-        return "it is not a computation on tensors"
+        return "its results are not tensors; a program has fixed sizes and no control flow"
     return None
 
 
