@@ -36,7 +36,7 @@ $(SETUP): requirements/host.txt requirements/dev.txt pyproject.toml
 model: $(DEFAULT_MODEL) ## make the demonstration model's directory (once)
 
 $(DEFAULT_MODEL): | $(SETUP)
-	@$(BIN)/python scripts/make_smollm2.py $@
+	@TQDM_DISABLE=1 $(BIN)/python scripts/make_smollm2.py $@
 
 serve: $(SETUP) $(MODEL_DIR) ## serve MODEL on PORT (8000) until interrupted
 	@$(BIN)/python scripts/serve.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)

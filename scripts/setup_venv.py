@@ -116,7 +116,9 @@ def show_progress(lines: Iterable[str], packages: int) -> list[str]:
     live = sys.stdout.isatty()
     for line in lines:
         seen.append(line)
-        start = re.match(r"(Collecting|Requirement already satisfied:|Obtaining) (\S+)", line)
+        start = re.match(
+            r"(Collecting|Processing|Requirement already satisfied:|Obtaining) (\S+)", line
+        )
         if start:
             count += 1
             report(f"{count}/{packages} {start[2]}", live, milestone=count % 50 == 0)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures for all tests.
+
+Models are imported late, so that unit tests start without torch and Transformers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Set before any library reads them; a value from outside wins.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests neither find nor leave compiled programs in the user's own cache."""
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("vllm-cache")))
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir() -> Callable[..., Path]:
+    """`tiny_model_dir(architecture, **config_overrides)`: see tests/models.py for the names."""
+    from tests import models
+
+    return models.tiny_model_dir
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_dir(tiny_model_dir: Callable[..., Path]) -> Path:
+    """A Llama of 2 layers, hidden size 64, heads of 32, 512 tokens, 512 positions, in float32."""
+    return tiny_model_dir("LlamaForCausalLM")
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct in bfloat16."""
+    from tests import models
+
+    return models.smollm2_dir()
