@@ -44,6 +44,9 @@ def _fill_defaults(args: "EngineArgs", profile: DeviceProfile) -> None:
     if args.max_num_batched_tokens is None:
         # A decode step of all sequences must fit the same budget.
         args.max_num_batched_tokens = max(profile.default_chunk, args.max_num_seqs)
+    space = envs.kv_cache_space_bytes()
+    if space is not None:
+        args.kv_cache_memory_bytes = space
     if getattr(args.additional_config, "enforce_model_fp32", False):
         args.dtype = "float32"
 

@@ -115,13 +115,6 @@ def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:
     profile.check_block_size(cache.block_size)
 
 
-def settle_kv_space(config: "VllmConfig") -> None:
-    """``VLLM_CPU_KVCACHE_SPACE`` (GiB, fractions allowed) sets the pool's size."""
-    space = envs.kv_cache_space_bytes()
-    if space is not None:
-        config.cache_config.kv_cache_memory_bytes = space
-
-
 def log_geometry(config: "VllmConfig") -> None:
     """One line at start-up with the sizes everything follows from."""
     geometry = geometry_of(config)

@@ -6,7 +6,8 @@ child processes (`publish_model_impl`, `fold_device_pool`) lives here too.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -293,6 +294,17 @@ def compile_cache_disabled() -> bool:
 def kv_cache_space_bytes() -> int | None:
     """The size the user set for the KV cache in bytes; None = size it from free memory."""
     return _KV_CACHE_SPACE.get()
+
+
+@contextmanager
+def kv_cache_space_hidden() -> Iterator[None]:
+    """Hides the variable from vLLM's own reader, which fails on fractions of a GiB."""
+    value = os.environ.pop(_KV_CACHE_SPACE.name, None)
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[_KV_CACHE_SPACE.name] = value
 
 
 def visible_devices() -> str:

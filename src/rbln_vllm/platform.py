@@ -90,13 +90,13 @@ class RblnPlatform(CpuPlatform):
         engine_rules.settle_block_size(vllm_config, profile)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
-        super().check_and_update_config(vllm_config)
+        with envs.kv_cache_space_hidden():
+            super().check_and_update_config(vllm_config)
         # Upstream's CPU rules: a block size of its own, and a process just to bind threads in.
         vllm_config.cache_config.block_size = block_size
         vllm_config.parallel_config.distributed_executor_backend = executor
         cls._use_our_classes(vllm_config)
         envs.park_idle_openmp_threads()
-        engine_rules.settle_kv_space(vllm_config)
         engine_rules.log_geometry(vllm_config)
 
     @classmethod
