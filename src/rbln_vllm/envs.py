@@ -366,11 +366,13 @@ def check_environment() -> tuple[str, ...]:
 
 
 def upstream_readers() -> dict[str, Callable[[], Any]]:
-    """Readers of our `VLLM_RBLN_*` names, to add to `vllm.envs.environment_variables`.
+    """Readers to put into `vllm.envs.environment_variables`.
 
-    vLLM warns about `VLLM_*` names it does not know.
+    Our `VLLM_RBLN_*` names, since vLLM warns about `VLLM_*` names it does not know, and the KV
+    cache size, since vLLM's own reader fails on a fraction.
     """
-    return {row.name: row.get for row in REGISTRY if row.name.startswith("VLLM_RBLN_")}
+    ours = {row.name: row.get for row in REGISTRY if row.name.startswith("VLLM_RBLN_")}
+    return {**ours, _KV_CACHE_SPACE.name: _KV_CACHE_SPACE.get}
 
 
 def park_idle_openmp_threads() -> None:
