@@ -67,8 +67,7 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
     pipeline = vllm_config.parallel_config.pipeline_parallel_size
     return Geometry(
         profile=profile,
-        # A chunk longer than the longest sequence would only be padding.
-        chunk=min(scheduler.max_num_batched_tokens, vllm_config.model_config.max_model_len),
+        chunk=chunk_size(vllm_config),
         block_size=vllm_config.cache_config.block_size,
         max_model_len=vllm_config.model_config.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
@@ -76,6 +75,23 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
             options_of(vllm_config), profile, scheduler.max_num_seqs // pipeline
         ),
     )
+
+
+def chunk_size(vllm_config: "VllmConfig") -> int:
+    """C, the tokens of a prefill program and the most a prefill step computes.
+
+    ``long_prefill_token_threshold`` shortens C for good: were it applied only while others wait,
+    as upstream does, chunks would start anywhere. A chunk longer than the longest sequence
+    would only be padding.
+    """
+    scheduler = vllm_config.scheduler_config
+    limits = (
+        scheduler.max_num_batched_tokens,
+        scheduler.max_num_scheduled_tokens,
+        scheduler.long_prefill_token_threshold,
+        vllm_config.model_config.max_model_len,
+    )
+    return min(int(limit) for limit in limits if limit)
 
 
 def program_table(vllm_config: "VllmConfig") -> ProgramTable:

@@ -28,35 +28,24 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from rbln_vllm import envs
+from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
 from rbln_vllm.core.limits import max_request_tokens, prompt_refusal
 from rbln_vllm.core.refusal import refusal_output, refused_requests
 from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
+from rbln_vllm.devices import resolve_profile
+from rbln_vllm.geometry import chunk_size
 
 logger = init_logger(f"vllm.{__name__}")
 
 
 def prefill_run_limit(vllm_config: VllmConfig) -> int:
-    """Returns ``max_prefill_run`` of the options, 0 (unbounded) when they do not say."""
+    """Returns ``max_prefill_run``, the option or else the device's default; 0 is unbounded."""
     options = vllm_config.additional_config
-    if isinstance(options, Mapping):
-        return int(options.get("max_prefill_run", 0))
-    return int(getattr(options, "max_prefill_run", 0) or 0)
-
-
-def chunk_size(vllm_config: VllmConfig) -> int:
-    """Returns C, the tokens of a prefill chunk.
-
-    ``long_prefill_token_threshold`` shortens C for good: were it applied only while others
-    wait, as upstream does, chunks would start anywhere.
-    """
-    scheduler_config = vllm_config.scheduler_config
-    limits = (
-        scheduler_config.max_num_batched_tokens,
-        scheduler_config.max_num_scheduled_tokens,
-        scheduler_config.long_prefill_token_threshold,
-    )
-    return min(int(limit) for limit in limits if limit)
+    if isinstance(options, RBLNConfigBase):
+        return effective_max_prefill_run(options, resolve_profile(envs.force_npu_name()))
+    return int(options.get("max_prefill_run", 0)) if isinstance(options, Mapping) else 0
 
 
 def pool_tokens(kv_cache_config: KVCacheConfig) -> int | None:

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
+from rbln_vllm.config import RBLNConfig
 from rbln_vllm.core.limits import blocks_for, check_fits, max_request_tokens, prompt_refusal
 from rbln_vllm.core.scheduler import prefill_run_limit
 from rbln_vllm.core.step import EMPTY_STEP, StepKind, StepPlan, StepRuleError, classify
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
+from rbln_vllm.devices import HOST
 
 C = 8
 
@@ -63,9 +65,15 @@ def test_ready_decodes_wait_for_at_most_n_prefills(
 
 @pytest.mark.parametrize(
     ("options", "limit"),
-    [({}, 0), ({"max_prefill_run": 3}, 3), (SimpleNamespace(max_prefill_run=2), 2)],
+    [
+        ({}, 0),
+        ({"max_prefill_run": 3}, 3),
+        (RBLNConfig(max_prefill_run=5), 5),
+        (RBLNConfig(max_prefill_run=0), 0),
+        (RBLNConfig(), HOST.default_max_prefill_run),
+    ],
 )
-def test_prefill_run_limit_of_a_mapping_or_an_object(options: object, limit: int) -> None:
+def test_prefill_run_limit_of_a_mapping_or_the_options(options: object, limit: int) -> None:
     assert prefill_run_limit(SimpleNamespace(additional_config=options)) == limit
 
 
