@@ -54,8 +54,9 @@ def run_one(model: str, chunk: int, block: int) -> dict[str, float]:
 def measure(model: str, chunk: int, block: int) -> dict[str, float]:
     """Prefill tokens/s of one long prompt; milliseconds of a decode step of a batch."""
     import numpy as np
-    from stepping import Stepper, random_prompt
     from vllm import LLM
+
+    from stepping import Stepper, random_prompt
 
     llm = LLM(
         model,

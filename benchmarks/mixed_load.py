@@ -17,11 +17,11 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import numpy as np
-from environment import write_result
-from stepping import Stepper, Trace, random_prompt
 from vllm import LLM
 
+from environment import write_result
 from rbln_vllm.core.turns import TurnPolicy
+from stepping import Stepper, Trace, random_prompt
 
 STREAMS, STREAM_TOKENS = 4, 96
 PROMPTS, PROMPT_TOKENS, EVERY = 8, 1536, 12

@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from vllm import LLM, SamplingParams
@@ -23,7 +24,7 @@ class Trace:
     def gaps(self, request: str) -> list[float]:
         """Time between tokens that follow one another."""
         times = self.tokens[request]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
 
 
 def random_prompt(rng: np.random.Generator, tokens: int) -> list[int]:

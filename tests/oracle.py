@@ -14,8 +14,9 @@ from pathlib import Path
 import blake3
 import torch
 import transformers
-from tests.models import ROOT
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.models import ROOT
 
 CACHE = ROOT / ".cache" / "hf-greedy"
 

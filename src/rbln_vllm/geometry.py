@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rbln_vllm import envs
-from rbln_vllm.config import AnyRBLNConfig, RBLNConfigBase, effective_buckets
+from rbln_vllm.config import RBLNConfig, effective_buckets
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.programs import ProgramTable
 
@@ -49,15 +49,18 @@ class Geometry:
         )
 
 
-def options_of(vllm_config: "VllmConfig") -> AnyRBLNConfig:
-    """The resolved RBLN options. TypeError when the config was not made through the plugin."""
+def options_of(vllm_config: "VllmConfig") -> RBLNConfig:
+    """The resolved options of the vllm implementation.
+
+    TypeError when the config was not made through the plugin.
+    """
     options = vllm_config.additional_config
-    if not isinstance(options, RBLNConfigBase):
+    if not isinstance(options, RBLNConfig):
         raise TypeError(
-            "this VllmConfig carries no resolved RBLN options; build it with "
+            "this VllmConfig carries no resolved RBLNConfig; build it with "
             "EngineArgs(...).create_engine_config()"
         )
-    return options  # type: ignore[return-value]
+    return options
 
 
 def geometry_of(vllm_config: "VllmConfig") -> Geometry:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
+
 from tests import models
 from tests.oracle import hf_choice_gaps, hf_greedy
-from transformers import AutoTokenizer
 
 PROMPTS = ["You may reproduce", "1, 2, 3 and", "x"]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from scripts import server_process
 from tests.server import fake_server
 from tests.server_process import ServerError, ServerProcess, free_port

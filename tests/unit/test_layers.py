@@ -11,6 +11,7 @@ import ast
 from collections.abc import Callable
 
 import pytest
+
 from tests.unit.source_tree import Source, imports_of, sources
 
 Rule = Callable[[Source], set[str]]

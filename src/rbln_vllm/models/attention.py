@@ -80,7 +80,7 @@ class PagedAttentionBackend(AttentionBackend):
 class PagedAttentionImpl(AttentionImpl[PagedInputs]):
     """One layer's attention, as operators of the captured graph."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (vLLM's signature)
         self,
         num_heads: int,
         head_size: int,
@@ -104,7 +104,7 @@ class PagedAttentionImpl(AttentionImpl[PagedInputs]):
         self.attn_type = attn_type
         self.sinks_H = sinks
 
-    def forward(
+    def forward(  # noqa: PLR0917 (vLLM's signature)
         self,
         layer: torch.nn.Module,
         query: Tensor,

@@ -8,7 +8,6 @@ from vllm import ir
 import rbln_host.ops  # noqa: F401  (registers torch.ops.rbln)
 
 
-@ir.ops.rms_norm.register_impl("rbln")
 def rms_norm(
     x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> Tensor:
@@ -17,7 +16,6 @@ def rms_norm(
     return result
 
 
-@ir.ops.fused_add_rms_norm.register_impl("rbln")
 def fused_add_rms_norm(
     x: Tensor,
     x_residual: Tensor,
@@ -30,3 +28,7 @@ def fused_add_rms_norm(
         x, x_residual, weight, epsilon, variance_size or 0
     )
     return normed, residual
+
+
+ir.ops.rms_norm.register_impl("rbln")(rms_norm)
+ir.ops.fused_add_rms_norm.register_impl("rbln")(fused_add_rms_norm)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``vllm`` implementation: vLLM's own modules, built once and captured program by program."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -121,7 +121,8 @@ class _Logits(torch.nn.Module):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
+        self._compute_logits: Callable[[Tensor], Tensor] = cast(Any, model).compute_logits
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits_BV: Tensor = self.model.compute_logits(hidden)
+        logits_BV: Tensor = self._compute_logits(hidden)
         return logits_BV

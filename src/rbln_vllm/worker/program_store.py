@@ -206,5 +206,3 @@ class ProgramStore:
                 "kv_layers": layers_to_json(self.kv_layers),
             },
         )
-
-

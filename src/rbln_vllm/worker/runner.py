@@ -2,7 +2,7 @@
 """The runner: conducts a step through programs. Batch state and sampling are vLLM's."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from rbln_vllm.worker.inputs import StepInputs
 from rbln_vllm.worker.program_model import ProgramModel
 from rbln_vllm.worker.program_store import ProgramStore
 
-RunnerOutput = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
+RunnerOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
 
 
 class ProgramRunner(CPUModelRunner):
@@ -82,13 +82,13 @@ class ProgramRunner(CPUModelRunner):
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
         self._plan = classify(scheduler_output, self._geometry.chunk)
         try:
-            return super().execute_model(scheduler_output, intermediate_tensors)
+            return cast(RunnerOutput, super().execute_model(scheduler_output, intermediate_tensors))
         except MissingProgramError as error:
             return self._refuse(error)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
         try:
-            return super().sample_tokens(grammar_output)
+            return cast(RunnerOutput, super().sample_tokens(grammar_output))
         except MissingProgramError as error:
             return self._refuse(error)
 
@@ -120,7 +120,8 @@ class ProgramRunner(CPUModelRunner):
         **model_kwargs: Any,
     ) -> Tensor:
         """Hidden states ``[n, hidden]`` of the step's ``n`` tokens."""
-        assert input_ids is not None and positions is not None
+        assert input_ids is not None
+        assert positions is not None
         metadata = get_forward_context().attn_metadata
         assert isinstance(metadata, dict)
         paged = next(iter(metadata.values()))
@@ -130,7 +131,8 @@ class ProgramRunner(CPUModelRunner):
     def _program(self) -> ProgramKey:
         """The program of the current step."""
         plan, table = self._plan, self._geometry.table
-        assert plan is not None and plan.kind is not StepKind.EMPTY
+        assert plan is not None
+        assert plan.kind is not StepKind.EMPTY
         if plan.kind is StepKind.PREFILL:
             return table.prefill
         return table.decode_for(len(plan.request_ids))

@@ -10,8 +10,9 @@ import pytest
 # The scheduler needs no platform of ours; set before vLLM is first imported.
 os.environ.setdefault("VLLM_PLUGINS", "")
 
-from tests.unit.core.harness import BASE_MODEL, SchedulerFactory
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+
+from tests.unit.core.harness import BASE_MODEL, SchedulerFactory
 
 
 @pytest.fixture(scope="session")

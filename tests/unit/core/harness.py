@@ -344,8 +344,12 @@ class Driver:
             assert start % self.scheduler.chunk_size == 0 or first_after_hit
 
     def _check_starvation(self, plan: StepPlan, ready: set[str]) -> None:
-        """No ready request waits for more than N prefill steps in a row."""
+        """No ready request waits for more than N prefill steps in a row.
+
+        One that was preempted in this step no longer waits for a decode.
+        """
         limit = self.scheduler.turns.max_prefill_run
+        ready &= {request.request_id for request in self.scheduler.running}
         for req_id in list(self._waited):
             if req_id not in ready or req_id in plan.request_ids:
                 del self._waited[req_id]

@@ -6,6 +6,7 @@ C = 8, blocks of 4 tokens, 32 grantable blocks, unless the test says otherwise.
 """
 
 import pytest
+
 from tests.unit.core.harness import Driver, SchedulerFactory, prompt_of
 
 

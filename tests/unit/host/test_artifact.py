@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from safetensors import safe_open
-from tests.unit.host.programs import manifest, scale_program
 from torch import Tensor
 
 from rbln_host.compiler import artifact as artifact_module
@@ -21,6 +20,7 @@ from rbln_host.compiler.files import digest, replacing, write_atomically
 from rbln_host.compiler.manifest import MANIFEST, FileEntry, Manifest
 from rbln_host.errors import ArtifactError
 from rbln_host.runtime.executable import Executable
+from tests.unit.host.programs import manifest, scale_program
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.tensor([0.5, -1.0, float("inf"), 2.0])}
 

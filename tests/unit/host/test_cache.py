@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import pytest
 import torch
-from tests.unit.host.programs import manifest, scale_program
 
 from rbln_host.compiler import cache as cache_module
 from rbln_host.compiler.artifact import Artifact
@@ -22,6 +21,7 @@ from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured
 from rbln_host.compiler.manifest import MANIFEST
 from rbln_host.errors import ArtifactError, CacheBusyError
+from tests.unit.host.programs import manifest, scale_program
 
 logger = logging.getLogger("rbln_host.tests")
 PARTS = {"model_content": "0123456789abcdef", "dtype": "float32", "block_size": "128"}

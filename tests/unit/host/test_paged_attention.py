@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
+from rbln_host.ops import PADDING_POSITION, paged_attention
 from tests.unit.host.paged import (
     Pool,
     Rules,
@@ -15,9 +18,6 @@ from tests.unit.host.paged import (
     pool_of,
     random_sequence,
 )
-from torch import Tensor
-
-from rbln_host.ops import PADDING_POSITION, paged_attention
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.host.programs import call
 from torch import Tensor
 
 from rbln_host.compiler.aliases import written_values
 from rbln_host.compiler.graph import Command, Graph, Ref, TensorSpec
 from rbln_host.compiler.passes import drop_aliases, drop_unread, optimise, share_equal
 from rbln_host.runtime.interpreter import Interpreter
+from tests.unit.host.programs import call
 
 SPEC = TensorSpec((4, 4), torch.float32)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.host.programs import call, manifest, scale_program
 from torch import Tensor
 
 from rbln_host.compiler.artifact import write_artifact
@@ -15,6 +14,7 @@ from rbln_host.compiler.graph import Command, Graph, Ref, TensorSpec
 from rbln_host.errors import ArtifactError, MissingProgramError
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.interpreter import Interpreter
+from tests.unit.host.programs import call, manifest, scale_program
 
 SPEC = TensorSpec((-1, 3), torch.float32)
 

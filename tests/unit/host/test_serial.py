@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.unit.host.programs import call, scale_program
 
 from rbln_host.compiler.graph import Command, Graph, Ref, TensorSpec
 from rbln_host.compiler.serial import (
@@ -23,6 +22,7 @@ from rbln_host.compiler.serial import (
     loads,
 )
 from rbln_host.errors import ArtifactError
+from tests.unit.host.programs import call, scale_program
 
 ENUMS = (
     torch.bfloat16,
