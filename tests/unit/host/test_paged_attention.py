@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rbln_host.ops import PADDING_POSITION, paged_attention
+from rbln_host.ops import PADDING_POSITION, attention, paged_attention
 from tests.unit.host.paged import (
     Pool,
     Rules,
@@ -19,6 +19,8 @@ from tests.unit.host.paged import (
     random_sequence,
 )
 
+WAYS = (0, 1000)
+"""Values of FEW_QUERIES that make every row take one of the two ways to compute it."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -48,12 +50,15 @@ def check(shape: Shape, sequences: list[Sequence], rules: Rules) -> None:
     query = poisoned_queries(shape, sequences)
     pool = pool_of(shape, sequences, [first_visible(s, rules) for s in sequences])
     before = pool.kv_cache.clone()
-    output = run(query, pool, sequences, rules)
     expected = plain_attention(query, sequences, rules)
     tolerance = TOLERANCE[shape.dtype]
-    torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
-    assert output.dtype == shape.dtype
-    assert output.is_contiguous()
+    for few in WAYS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "FEW_QUERIES", few)
+            output = run(query, pool, sequences, rules)
+        torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
+        assert output.dtype == shape.dtype
+        assert output.is_contiguous()
     torch.testing.assert_close(pool.kv_cache, before, rtol=0, atol=0, equal_nan=True)
 
 
@@ -90,7 +95,7 @@ def row_lengths(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
     return queries, [(max(length, real), real) for length, real in rows]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data(), shape=shapes(), lengths=row_lengths(), seed=st.integers(0, 1000))
 def test_equals_plain_attention(
     data: st.DataObject, shape: Shape, lengths: tuple[int, list[tuple[int, int]]], seed: int
@@ -126,9 +131,11 @@ def test_padding_rows_are_zero_and_read_nothing() -> None:
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("rules", [Rules(), Rules(window=3), Rules(soft_cap=2.0)])
 @pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("few", WAYS)
 def test_a_row_does_not_depend_on_its_neighbours(
-    dtype: torch.dtype, rules: Rules, queries: int
+    dtype: torch.dtype, rules: Rules, queries: int, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "FEW_QUERIES", few)
     torch.manual_seed(7)
     shape = Shape(num_heads=6, num_kv_heads=3, head_size=16, block_size=8, dtype=dtype)
     sequences = [random_sequence(shape, context, queries, queries) for context in (3, 40, 17, 8)]

@@ -56,7 +56,8 @@ def test_stores_real_rows_and_nothing_else(
     for place in padding:
         slots.insert(min(place, len(slots)), PADDING_SLOT)
     keys, values = (random_rows(slots, heads, 4, dtypes[0]) for _ in range(2))
-    pool = torch.full((25, heads, block_size, 8), NAN, dtype=dtypes[1])
+    pool = torch.randn(25, heads, block_size, 8).to(dtypes[1])
+    pool[0] = NAN
     expected = stored_one_by_one(keys, values, pool, slots)
     write_kv(keys, values, pool, torch.tensor(slots, dtype=index_type))
     assert_same(pool, expected)
