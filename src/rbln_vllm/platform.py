@@ -33,6 +33,9 @@ class RblnPlatform(CpuPlatform):
     # vLLM's inductor code in the sampler takes 20 s at the first request that needs it.
     simple_compile_backend = "eager"
 
+    # Of the engine this process serves; vLLM's hooks on requests are not given a configuration.
+    _max_model_len: int | None = None
+
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
         if parser is not None:
@@ -96,8 +99,27 @@ class RblnPlatform(CpuPlatform):
         vllm_config.cache_config.block_size = block_size
         vllm_config.parallel_config.distributed_executor_backend = executor
         cls._use_our_classes(vllm_config)
+        cls._max_model_len = vllm_config.model_config.max_model_len
         envs.park_idle_openmp_threads()
         engine_rules.log_geometry(vllm_config)
+
+    @classmethod
+    def get_max_output_tokens(cls, prompt_len: int) -> int:
+        """Tokens a prompt leaves room for.
+
+        ValueError for a prompt that fills the context: vLLM would complain of ``max_tokens`` 0
+        and name neither the prompt nor the limit.
+        """
+        limit = cls._max_model_len
+        if limit is None:
+            return super().get_max_output_tokens(prompt_len)
+        if prompt_len >= limit:
+            raise ValueError(
+                f"the prompt has {prompt_len} tokens and leaves no room for output: this model's "
+                f"maximum context length is {limit} tokens, prompt and output together. Shorten "
+                f"the prompt to at most {limit - 1} tokens"
+            )
+        return limit - prompt_len
 
     @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
