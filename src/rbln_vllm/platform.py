@@ -103,14 +103,13 @@ class RblnPlatform(CpuPlatform):
         envs.park_idle_openmp_threads()
         engine_rules.log_geometry(vllm_config)
 
-    @classmethod
-    def get_max_output_tokens(cls, prompt_len: int) -> int:
+    def get_max_output_tokens(self, prompt_len: int) -> int:
         """Tokens a prompt leaves room for.
 
         ValueError for a prompt that fills the context: vLLM would complain of ``max_tokens`` 0
         and name neither the prompt nor the limit.
         """
-        limit = cls._max_model_len
+        limit = self._max_model_len
         if limit is None:
             return super().get_max_output_tokens(prompt_len)
         if prompt_len >= limit:
