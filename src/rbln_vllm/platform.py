@@ -111,7 +111,7 @@ class RblnPlatform(CpuPlatform):
         """
         limit = self._max_model_len
         if limit is None:
-            return super().get_max_output_tokens(prompt_len)
+            return int(super().get_max_output_tokens(prompt_len))
         if prompt_len >= limit:
             raise ValueError(
                 f"the prompt has {prompt_len} tokens and leaves no room for output: this model's "
