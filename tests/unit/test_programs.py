@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program table: every shape traffic can reach is in it, under one name."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rbln_vllm.programs import SCORING_ROWS, ProgramKey, ProgramTable, Role
+
+repeatable = settings(deadline=None, derandomize=True, max_examples=50)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ProgramTable:
+    buckets = draw(st.sets(st.integers(1, 64), min_size=1, max_size=8))
+    return ProgramTable(
+        chunk=draw(st.integers(1, 4096)),
+        decode_buckets=tuple(sorted(buckets)),
+        block_size=draw(st.integers(1, 1024)),
+        num_blocks_per_seq=draw(st.integers(1, 64)),
+    )
+
+
+def table(chunk: int = 128, buckets: tuple[int, ...] = (1, 2, 4)) -> ProgramTable:
+    return ProgramTable(chunk, buckets, block_size=16, num_blocks_per_seq=8)
+
+
+class TestTable:
+    @repeatable
+    @given(tables())
+    def test_names_are_unique_and_in_the_order_of_programs(self, any_table: ProgramTable) -> None:
+        assert len(set(any_table.names)) == len(any_table.programs)
+        assert any_table.names == tuple(key.name for key in any_table.programs)
+
+    @repeatable
+    @given(tables())
+    def test_every_batch_has_the_smallest_bucket_that_holds_it(
+        self, any_table: ProgramTable
+    ) -> None:
+        for batch in range(1, any_table.decode_buckets[-1] + 1):
+            key = any_table.decode_for(batch)
+            assert key in any_table.programs
+            assert key.role is Role.DECODE
+            assert key.batch == min(b for b in any_table.decode_buckets if b >= batch)
+
+    @repeatable
+    @given(tables())
+    def test_a_batch_above_the_largest_bucket_is_refused(self, any_table: ProgramTable) -> None:
+        largest = any_table.decode_buckets[-1]
+        with pytest.raises(ValueError, match=f"no decode bucket holds {largest + 1} sequences"):
+            any_table.decode_for(largest + 1)
+
+    @repeatable
+    @given(tables())
+    def test_logits_fit_what_forward_programs_give(self, any_table: ProgramTable) -> None:
+        """A prefill asks for one row, a decode for its whole bucket: both exactly, no padding."""
+        for rows in (1, *any_table.decode_buckets):
+            assert any_table.logits_for(rows).batch == rows
+            assert any_table.logits_for(rows) in any_table.programs
+
+    @repeatable
+    @given(tables(), st.integers(1, 5000))
+    def test_any_number_of_logits_rows_is_covered(self, any_table: ProgramTable, rows: int) -> None:
+        key = any_table.logits_for(rows)
+        wider = [k for k in any_table.logits if k.batch >= rows]
+        assert key == (wider[0] if wider else any_table.logits[-1])
+
+    @repeatable
+    @given(tables())
+    def test_prompt_scores_have_a_wide_program_unless_the_chunk_is_narrow(
+        self, any_table: ProgramTable
+    ) -> None:
+        assert any_table.logits_rows[-1] >= min(any_table.chunk, SCORING_ROWS)
+        assert list(any_table.logits_rows) == sorted(set(any_table.logits_rows))
+
+    @repeatable
+    @given(tables())
+    def test_there_is_one_prefill_program_of_one_chunk(self, any_table: ProgramTable) -> None:
+        prefills = [key for key in any_table.programs if key.role is Role.PREFILL]
+        assert prefills == [any_table.prefill]
+        assert any_table.prefill.num_tokens == any_table.chunk
+
+    def test_the_whole_of_a_small_one(self) -> None:
+        assert table().names == (
+            "prefill_b1_q128",
+            "decode_b1_q1",
+            "decode_b2_q1",
+            "decode_b4_q1",
+            "logits_b1_q1",
+            "logits_b2_q1",
+            "logits_b4_q1",
+            "logits_b64_q1",
+        )
+
+    def test_the_smallest_one(self) -> None:
+        """Chunks of one token and one sequence: a prefill and a decode of equal shape."""
+        smallest = ProgramTable(1, (1,), 1, 1)
+        assert smallest.names == ("prefill_b1_q1", "decode_b1_q1", "logits_b1_q1")
+        assert smallest.prefill != smallest.decode_for(1)
+
+    def test_depends_on_sizes_alone(self) -> None:
+        assert table() == table()
+        assert hash(table()) == hash(table())
+        assert table().programs == table().programs
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            table().chunk = 1  # type: ignore[misc]
+
+    @pytest.mark.parametrize("buckets", [(), (2, 1), (1, 1), (0, 1), (-1,)])
+    def test_buckets_that_are_none(self, buckets: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match=r"decode buckets|at least one row"):
+            _ = table(buckets=buckets).programs
+
+    @pytest.mark.parametrize("field", ["chunk", "block_size", "num_blocks_per_seq"])
+    @pytest.mark.parametrize("size", [0, -1])
+    def test_sizes_are_positive(self, field: str, size: int) -> None:
+        with pytest.raises(ValueError, match="sizes must be positive"):
+            dataclasses.replace(table(), **{field: size})
+
+
+class TestKey:
+    def test_names(self) -> None:
+        assert ProgramKey(Role.PREFILL, 1, 512).name == "prefill_b1_q512"
+        assert ProgramKey(Role.DECODE, 8).name == "decode_b8_q1"
+        assert ProgramKey(Role.LOGITS, 64).name == "logits_b64_q1"
+
+    @pytest.mark.parametrize(
+        ("role", "batch", "query"),
+        [
+            (Role.DECODE, 0, 1),
+            (Role.PREFILL, 1, 0),
+            (Role.PREFILL, 2, 16),
+            (Role.DECODE, 2, 2),
+            (Role.LOGITS, 2, 2),
+        ],
+    )
+    def test_shapes_that_are_none(self, role: Role, batch: int, query: int) -> None:
+        with pytest.raises(ValueError, match=r"program|row"):
+            ProgramKey(role, batch, query)
+
+    def test_order_and_identity(self) -> None:
+        keys = {ProgramKey(Role.DECODE, 2), ProgramKey(Role.DECODE, 2), ProgramKey(Role.DECODE, 1)}
+        assert [key.batch for key in sorted(keys)] == [1, 2]
