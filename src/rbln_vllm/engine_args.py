@@ -55,8 +55,8 @@ def _check_raw(args: "EngineArgs") -> None:
     """Refuse what can only be seen before vLLM resolves it."""
     if args.max_model_len is not None and args.max_model_len < 1:
         raise ValueError(
-            "--max-model-len auto is not supported: programs are compiled for one length. "
-            "Give the length, or leave it out for the model's own"
+            f"--max-model-len {args.max_model_len} (-1 is auto) is not supported: programs are "
+            "compiled for one length. Give the length, or leave it out for the model's own"
         )
     if args.async_scheduling:
         logger.warning_once("Disabling asynchronous scheduling: it is not built yet")

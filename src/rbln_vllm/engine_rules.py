@@ -41,7 +41,14 @@ REFUSALS = (
     Refusal(
         "KV transfer and offload are not built yet: leave out --kv-transfer-config and "
         "--kv-offloading-size.",
-        lambda c: c.kv_transfer_config is not None,
+        # vLLM makes a transfer config of the size only after this check.
+        lambda c: c.kv_transfer_config is not None or bool(c.cache_config.kv_offloading_size),
+    ),
+    Refusal(
+        "Weights are compiled into programs and cannot be offloaded: leave out --cpu-offload-gb "
+        "and --offload-group-size.",
+        lambda c: c.offload_config.uva.cpu_offload_gb > 0
+        or c.offload_config.prefetch.offload_group_size > 0,
     ),
     Refusal(
         "Encoder disaggregation is not built yet: leave out --ec-transfer-config.",
@@ -99,12 +106,13 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
 
 def refuse_unbuilt(config: "VllmConfig") -> None:
     """ValueError, with the reason and the setting to change, for what cannot be served."""
-    for refusal in REFUSALS:
-        if refusal.applies(config):
-            raise ValueError(refusal.text)
+    # The kind of model first: vLLM itself turns chunked prefill off for some of them.
     for text, applies in MODEL_REFUSALS:
         if applies(config.model_config):
             raise ValueError(text)
+    for refusal in REFUSALS:
+        if refusal.applies(config):
+            raise ValueError(refusal.text)
 
 
 def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:

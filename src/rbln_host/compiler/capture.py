@@ -2,6 +2,7 @@
 """Capture: ``torch.export`` of a module at fixed shapes, as a :class:`Graph` and its weights."""
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,7 +91,9 @@ def _check_weights_are_read_only(graph: Graph) -> None:
 
 def _export(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Any:
     try:
-        with _traceable_data(), torch.no_grad():
+        with _traceable_data(), torch.no_grad(), warnings.catch_warnings():
+            # The step's KV pool is put into the layers on purpose; it is an input.
+            warnings.filterwarnings("ignore", message="The tensor attributes? ")
             return torch.export.export(module, (), dict(inputs), strict=False)
     except Exception as error:  # torch.export raises nearly every type there is
         raise CaptureError(

@@ -17,6 +17,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from rbln_vllm import envs
 from rbln_vllm.core.limits import check_fits
 from rbln_vllm.geometry import geometry_of
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
@@ -99,6 +100,9 @@ class RBLNWorker(CPUWorker):
         # vLLM sets one thread for its own tensor work; programs are where ours compute.
         torch.set_num_threads(threads)
         logger.info("Programs run on %d threads (CPUs this process may use)", threads)
+        if envs.compile_only():
+            logger.info("Compile only: every program is in the cache; nothing is run")
+            return CompilationTimes(language_model=0.0, encoder=0.0)
         times = warm_up(self._geometry.table, self._store, self._geometry.num_blocks_per_seq)
         self._store.mark_ready()
         set_random_seed(self.model_config.seed)
