@@ -9,6 +9,7 @@ Exits 0 when an answer came, 1 otherwise with the end of the server's log.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import openai
 from server_process import ServerError, ServerProcess, port_problem
 
 QUESTION = "What is the capital of France?"
+PROGRESS = re.compile(r"rbln|compil|loading|download|error", re.IGNORECASE)
 LOG_FILE = Path(".cache") / "demo-server.log"
 
 
@@ -54,8 +56,8 @@ def main() -> int:
 
 
 def show_progress(line: str) -> None:
-    """Pass on what this project's own code logs; the rest is in the log file."""
-    if "rbln" in line.lower():
+    """Pass on lines about this plugin, loading and compiling; the rest is in the log file."""
+    if PROGRESS.search(line):
         print(f"  | {line}", flush=True)
 
 

@@ -95,7 +95,7 @@ def how_to_ask(url: str, api_key: str | None) -> str:
 def curl_line(url: str, model: str, headers: dict[str, str]) -> str:
     """A command for a shell that asks the served model one question."""
     question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model, "messages": [question]})
+    body = json.dumps({"model": model, "messages": [question], "temperature": 0})
     words = ["curl", f"{url}/v1/chat/completions"]
     for name, value in {"Content-Type": "application/json", **headers}.items():
         words += ["-H", f"{name}: {value}"]
