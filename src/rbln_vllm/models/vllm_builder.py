@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``vllm`` implementation: vLLM's own modules, built once and captured program by program."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -41,13 +42,25 @@ class VllmModelBuilder:
 
     def compile(self, key: ProgramKey, toolchain: Toolchain) -> Captured:
         """Compile one program; CaptureError says why a model cannot be."""
-        with set_current_vllm_config(self._config):
+        with set_current_vllm_config(self._config), self._layers_in_context():
             if key.role is Role.LOGITS:
                 module: torch.nn.Module = _Logits(self._model)
                 return toolchain.compile(module, self._logits_inputs(key), key.name, {})
             module = _Forward(self._model, self._layers, self._config)
             free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
             return toolchain.compile(module, self._forward_inputs(key), key.name, free_axes)
+
+    @contextmanager
+    def _layers_in_context(self) -> Iterator[None]:
+        """Let vLLM find the real layers while a program is captured; then what was there."""
+        kept = dict(self._context)
+        self._context.clear()
+        self._context.update(self._layers)
+        try:
+            yield
+        finally:
+            self._context.clear()
+            self._context.update(kept)
 
     def _attention_layers(self) -> dict[str, Attention]:
         others = [n for n, layer in self._context.items() if not isinstance(layer, Attention)]
@@ -91,8 +104,8 @@ class _Forward(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        # A plain list: the layers are already submodules of the model.
-        self._step = [(name, layer) for name, layer in layers.items()]
+        # A plain dict, so that the layers are not registered twice.
+        self._layers = dict(layers)
         self._config = config
 
     def forward(
@@ -105,11 +118,9 @@ class _Forward(torch.nn.Module):
         **kv_caches: Tensor,
     ) -> Tensor:
         paged = PagedInputs(block_table, slots, query_pos)
-        context = self._config.compilation_config.static_forward_context
-        for (name, layer), kv_cache in zip(self._step, kv_caches.values(), strict=True):
-            context[name] = layer
+        for layer, kv_cache in zip(self._layers.values(), kv_caches.values(), strict=True):
             layer.kv_cache = kv_cache
-        metadata: dict[str, Any] = {name: paged for name, _ in self._step}
+        metadata: dict[str, Any] = dict.fromkeys(self._layers, paged)
         with set_forward_context(metadata, self._config):
             hidden_NH: Tensor = self.model(input_ids=input_ids, positions=positions)
         return hidden_NH
