@@ -20,7 +20,7 @@ import openai
 from server_process import ServerError, ServerProcess, port_problem
 
 QUESTION = "What is the capital of France?"
-PROGRESS = re.compile(r"rbln|compil|loading|download|error", re.IGNORECASE)
+PROGRESS = re.compile(r"rbln|compil|loading|download", re.IGNORECASE)
 LOG_FILE = Path(".cache") / "demo-server.log"
 
 

@@ -121,7 +121,9 @@ def show_progress(lines: Iterable[str], packages: int) -> list[str]:
         )
         if start:
             count += 1
-            report(f"{count}/{packages} {start[2]}", live, milestone=count % 50 == 0)
+            report(
+                f"{count}/{packages} {start[2].rsplit('/', 1)[-1]}", live, milestone=count % 50 == 0
+            )
         elif line.startswith("Installing collected packages"):
             report("installing what was downloaded", live, milestone=packages > 1)
     if live:
