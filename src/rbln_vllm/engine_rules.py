@@ -47,8 +47,10 @@ REFUSALS = (
     Refusal(
         "Weights are compiled into programs and cannot be offloaded: leave out --cpu-offload-gb "
         "and --offload-group-size.",
-        lambda c: c.offload_config.uva.cpu_offload_gb > 0
-        or c.offload_config.prefetch.offload_group_size > 0,
+        lambda c: (
+            c.offload_config.uva.cpu_offload_gb > 0
+            or c.offload_config.prefetch.offload_group_size > 0
+        ),
     ),
     Refusal(
         "Encoder disaggregation is not built yet: leave out --ec-transfer-config.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters that cross processes: the worker counts, the API server shows.
+"""Numbers that cross processes: the worker writes, the API server shows and watches.
 
 vLLM's statistics have no field for a platform's own numbers, so they go through a small
 memory-mapped file whose path is derived from the engine's instance id.
@@ -20,6 +20,11 @@ class Counter(IntEnum):
     TOTAL = 0
     COMPILED_AFTER_READY = 1
     REFUSED = 2
+    ENGINE_PID = 3
+    BEAT = 4
+    """Monotonic nanoseconds of the worker's last sign of life."""
+    BUSY_SINCE = 5
+    """Monotonic nanoseconds at which the running step began; 0 between steps."""
 
 
 def counter_path(instance_id: str) -> Path:
@@ -54,6 +59,9 @@ class ProgramCounters:
 
     def add_refused(self, requests: int) -> None:
         self.values[Counter.REFUSED] += requests
+
+    def set(self, counter: Counter, value: int) -> None:
+        self.values[counter] = value
 
     def __getitem__(self, counter: Counter) -> int:
         return int(self.values[counter])

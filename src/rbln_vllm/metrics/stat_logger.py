@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import vllm.envs as vllm_envs
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
+from rbln_vllm.metrics.watchdog import Watchdog
 
 
 class ProgramCollector(Collector):
@@ -45,16 +47,15 @@ class ProgramCollector(Collector):
 
 
 class ProgramStatLogger(StatLoggerBase):
-    """vLLM loads it in the API server; it only registers the collector."""
+    """vLLM loads it in the API server; it registers the collector and watches the engine."""
 
     def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
-        self._collector: ProgramCollector | None = None
+        self._counters: ProgramCounters | None = None
         if not isinstance(vllm_config.additional_config, RBLNConfigBase):
             return
-        counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
+        self._counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
         model = vllm_config.model_config.served_model_name or vllm_config.model_config.model
-        self._collector = ProgramCollector(counters, str(model))
-        REGISTRY.register(self._collector)
+        REGISTRY.register(ProgramCollector(self._counters, str(model)))
 
     def record(self, *args: Any, **kwargs: Any) -> None:
         """Nothing to do: the collector reads the counters itself."""
@@ -63,3 +64,5 @@ class ProgramStatLogger(StatLoggerBase):
         """The engine is ready. A compile-only start ends here, with everything stored."""
         if envs.compile_only():
             raise SystemExit(0)
+        if self._counters is not None:
+            Watchdog(self._counters, vllm_envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS).start()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memory_node
 
-from rbln_vllm.core.limits import blocks_for
+from rbln_vllm.core.limits import blocks_for, check_fits
 from rbln_vllm.devices import GIB, npu_kv_budget
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
@@ -64,6 +64,23 @@ def kv_budget(
     return max(0, min(budget, most, _useful(geometry, layers)))
 
 
+def check_pool(
+    vllm_config: "VllmConfig", geometry: Geometry, layers: tuple[KVLayer, ...], budget: int
+) -> None:
+    """Refuse a pool of ``budget`` bytes (or of the blocks the user set) that cannot serve.
+
+    Raises ValueError when it cannot hold one sequence of the maximum length, with the length that
+    fits, or when the device has no ids for its blocks. Layers with a sliding window need fewer
+    blocks; vLLM's own check, which comes next, counts those.
+    """
+    blocks = vllm_config.cache_config.num_gpu_blocks_override
+    if blocks is None:
+        blocks = budget // block_bytes(geometry, layers)
+    geometry.profile.check_num_blocks(blocks)
+    if not any(layer.window for layer in layers):
+        check_fits(geometry.max_model_len, max(1, blocks), geometry.block_size)
+
+
 def _explicit(asked: int, memory: HostMemory) -> int:
     if asked > memory.available:
         raise ValueError(
@@ -77,10 +94,10 @@ def _explicit(asked: int, memory: HostMemory) -> int:
 def _useful(geometry: Geometry, layers: tuple[KVLayer, ...]) -> int:
     """Twice what all sequences can fill at once: the rest of the machine stays the user's.
 
-    The second half keeps the prefixes of finished requests.
+    The second half keeps the prefixes of finished requests. At most what the device has ids for.
     """
     blocks = blocks_for(2 * geometry.max_num_seqs * geometry.max_model_len, geometry.block_size)
-    return blocks * block_bytes(geometry, layers)
+    return geometry.profile.cap_num_blocks(blocks) * block_bytes(geometry, layers)
 
 
 def block_bytes(geometry: Geometry, layers: tuple[KVLayer, ...]) -> int:

@@ -2,7 +2,7 @@
 """The worker process: device set-up, programs, pool size, warm-up."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 # vLLM's stand-ins for CUDA streams and events; upstream asks that it be imported first.
 import vllm.v1.worker.cpu.shm  # isort: skip  # noqa: F401
@@ -12,19 +12,19 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from rbln_vllm import envs
-from rbln_vllm.core.limits import check_fits
 from rbln_vllm.geometry import geometry_of
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
 from rbln_vllm.toolchain import host_toolchain
-from rbln_vllm.worker.memory import kv_budget
+from rbln_vllm.worker.heartbeat import Heartbeat
+from rbln_vllm.worker.memory import check_pool, kv_budget
 from rbln_vllm.worker.program_store import ProgramStore
-from rbln_vllm.worker.runner import ProgramRunner
+from rbln_vllm.worker.runner import ProgramRunner, RunnerOutput
 from rbln_vllm.worker.threads import allowed_threads
 from rbln_vllm.worker.warm_up import warm_up
 
@@ -55,6 +55,7 @@ class RBLNWorker(CPUWorker):
         self.parallel_config.disable_custom_all_reduce = True
         self._geometry = geometry_of(vllm_config)
         self._counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
+        self._heartbeat = Heartbeat(self._counters)
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
@@ -77,22 +78,14 @@ class RBLNWorker(CPUWorker):
         return nullcontext()
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV pool."""
+        """Bytes for the KV pool; refuses one that cannot hold a sequence of the maximum length."""
+        layers = self._store.kv_layers
         budget = kv_budget(
-            self.vllm_config,
-            self._geometry,
-            self._store.kv_layers,
-            self._store.executable.weight_bytes,
+            self.vllm_config, self._geometry, layers, self._store.executable.weight_bytes
         )
         logger.info("KV pool: up to %.2f GiB", budget / (1 << 30))
+        check_pool(self.vllm_config, self._geometry, layers, budget)
         return budget
-
-    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
-        """Allocate the pool; refuse one that cannot hold a sequence of the maximum length."""
-        check_fits(
-            self._geometry.max_model_len, kv_cache_config.num_blocks, self._geometry.block_size
-        )
-        super().initialize_from_config(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Run every program once on padding, then declare the worker ready."""
@@ -105,13 +98,23 @@ class RBLNWorker(CPUWorker):
             return CompilationTimes(language_model=0.0, encoder=0.0)
         times = warm_up(self._geometry.table, self._store, self._geometry.num_blocks_per_seq)
         self._store.mark_ready()
+        self._heartbeat.start()
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=times, encoder=0.0)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> RunnerOutput:
+        with self._heartbeat.step():
+            return cast(RunnerOutput, super().execute_model(scheduler_output))
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
+        with self._heartbeat.step():
+            return cast(RunnerOutput, super().sample_tokens(grammar_output))
 
     def program_report(self) -> dict[str, int]:
         """The program counters, for tests and operators (``collective_rpc``)."""
         return {counter.name.lower(): self._counters[counter] for counter in Counter}
 
     def shutdown(self) -> None:
+        self._heartbeat.stop()
         super().shutdown()
         counter_path(self.vllm_config.instance_id).unlink(missing_ok=True)
