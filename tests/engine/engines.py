@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real engines for tests: starting one, looking inside it, and prompts to send.
+
+With `VLLM_ENABLE_V1_MULTIPROCESSING=0` (see conftest.py) an engine lives in the test's own
+process, so that scheduler, worker and programs can be inspected while it runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.envs
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.v1.engine.core import EngineCore
+
+from rbln_vllm.core.scheduler import RBLNScheduler
+from rbln_vllm.worker.runner import ProgramRunner
+from rbln_vllm.worker.worker import RBLNWorker
+from tests.models import VOCAB_SIZE
+
+BLOCK, CHUNK, MAX_LEN, SEQS = 32, 64, 256, 4
+DEFAULTS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "block_size": BLOCK,
+    "max_num_batched_tokens": CHUNK,
+    "max_model_len": MAX_LEN,
+    "max_num_seqs": SEQS,
+    "disable_log_stats": True,
+}
+
+
+@contextmanager
+def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
+    """An engine with `DEFAULTS`, changed by `arguments`; shut down at the end."""
+    vllm.envs.disable_envs_cache()  # an engine in this process has frozen what it read
+    llm = LLM(str(model_dir), **{**DEFAULTS, **arguments})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+@contextmanager
+def environment(**variables: str | None) -> Iterator[None]:
+    """Sets variables (None removes one) and puts the old values back."""
+    before = {name: os.environ.get(name) for name in variables}
+    _write_environment(variables)
+    try:
+        yield
+    finally:
+        _write_environment(before)
+
+
+def _write_environment(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def core_of(llm: LLM) -> EngineCore:
+    """The engine core, which lives in this process."""
+    core = llm.llm_engine.engine_core.engine_core
+    assert isinstance(core, EngineCore)
+    return core
+
+
+def scheduler_of(llm: LLM) -> RBLNScheduler:
+    scheduler = core_of(llm).scheduler
+    assert isinstance(scheduler, RBLNScheduler)
+    return scheduler
+
+
+def worker_of(llm: LLM) -> RBLNWorker:
+    worker = core_of(llm).model_executor.driver_worker.worker
+    assert isinstance(worker, RBLNWorker)
+    return worker
+
+
+def runner_of(llm: LLM) -> ProgramRunner:
+    return worker_of(llm).model_runner
+
+
+def free_blocks(llm: LLM) -> int:
+    return int(scheduler_of(llm).kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def kv_pools(llm: LLM) -> list[torch.Tensor]:
+    """The KV pool of each layer, `[num_blocks, num_kv_heads, block_size, 2 * head_size]`."""
+    context = runner_of(llm).compilation_config.static_forward_context
+    return [layer.kv_cache for layer in context.values()]
+
+
+def report(llm: LLM) -> dict[str, int]:
+    """The program counters of the one worker."""
+    (counters,) = llm.collective_rpc("program_report")
+    assert isinstance(counters, dict)
+    return counters
+
+
+@contextmanager
+def programs_run(llm: LLM) -> Iterator[list[str]]:
+    """The names of all programs that run, in order. Fails when none did: a spy must fire."""
+    executable = runner_of(llm)._store.executable
+    names: list[str] = []
+    original = executable.run
+
+    def run(name: str, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        names.append(name)
+        return original(name, inputs)
+
+    executable.run = run  # type: ignore[method-assign]
+    try:
+        yield names
+    finally:
+        executable.run = original  # type: ignore[method-assign]
+    assert names, "no program ran"
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """`length` random token ids that are no special tokens."""
+    generator = random.Random(f"{seed}/{length}")
+    return [generator.randrange(3, VOCAB_SIZE) for _ in range(length)]
+
+
+def generate(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+) -> list[RequestOutput]:
+    """All prompts at once; outputs in their order."""
+    inputs: Any = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
+    return llm.generate(inputs, params, use_tqdm=False)  # type: ignore[arg-type]
+
+
+def greedy(max_tokens: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def tokens_of(output: RequestOutput) -> list[int]:
+    """Tokens of the first completion."""
+    return list(output.outputs[0].token_ids)
+
+
+def all_tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [tokens_of(output) for output in outputs]
+
+
+def run_to_the_end(
+    llm: LLM, each_step: Callable[[int], None] = lambda _: None, limit: int = 2000
+) -> dict[str, RequestOutput]:
+    """Steps the engine until it is idle, calling `each_step(number)` before each step.
+
+    Returns the last output of each request. Fails after `limit` steps: an engine must progress.
+    """
+    finished: dict[str, RequestOutput] = {}
+    for number in range(limit):
+        if not llm.llm_engine.has_unfinished_requests():
+            return finished
+        each_step(number)
+        for output in llm.llm_engine.step():
+            assert isinstance(output, RequestOutput)
+            finished[output.request_id] = output
+    raise AssertionError(f"the engine is not idle after {limit} steps")
