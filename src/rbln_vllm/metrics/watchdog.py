@@ -41,7 +41,7 @@ class Watchdog:
         threading.Thread(target=self._run, name="rbln-watchdog", daemon=True).start()
 
     def _run(self) -> None:
-        period = min(5.0, self._timeout_s / 4)
+        period = min(5.0, max(0.05, self._timeout_s / 4))
         while True:
             time.sleep(period)
             engine = self._counters[Counter.ENGINE_PID]
