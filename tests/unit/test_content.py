@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's content digest follows its contents and nothing else (report D18)."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from rbln_vllm.models.content import model_content, weight_files
+
+
+def model(directory: Path, **config: Any) -> Any:
+    """As much of vLLM's ModelConfig as the digest reads."""
+    return SimpleNamespace(
+        model=str(directory), model_weights=None, revision=None, hf_config=LlamaConfig(**config)
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    directory = tmp_path / "first"
+    directory.mkdir()
+    (directory / "a.safetensors").write_bytes(b"weights a")
+    (directory / "b.safetensors").write_bytes(b"weights b")
+    return directory
+
+
+def test_same_content_elsewhere_is_the_same(checkpoint: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "name"
+    shutil.copytree(checkpoint, other)
+    (other / "README.md").write_text("not content")
+    named = model(other)
+    named.hf_config.name_or_path = "another/name"
+    assert model_content(model(checkpoint), "auto") == model_content(named, "auto")
+
+
+@pytest.mark.parametrize("change", ["byte", "rename", "drop", "config", "dummy"])
+def test_other_content_differs(checkpoint: Path, change: str) -> None:
+    before = model_content(model(checkpoint), "auto")
+    after = model(checkpoint, hidden_size=512) if change == "config" else model(checkpoint)
+    if change == "byte":
+        (checkpoint / "a.safetensors").write_bytes(b"weights A")
+    elif change == "rename":
+        (checkpoint / "a.safetensors").rename(checkpoint / "c.safetensors")
+    elif change == "drop":
+        (checkpoint / "b.safetensors").unlink()
+    assert model_content(after, "dummy" if change == "dummy" else "auto") != before
+
+
+def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
+    assert model_content(model(tmp_path), "dummy") == model_content(model(tmp_path), "dummy")
+
+
+def test_one_format_is_taken(checkpoint: Path) -> None:
+    (checkpoint / "old.bin").write_bytes(b"the same in another format")
+    assert [path.name for path in weight_files(model(checkpoint))] == [
+        "a.safetensors",
+        "b.safetensors",
+    ]
+
+
+def test_no_weights_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no weights in .*\*\.safetensors"):
+        weight_files(model(tmp_path))
