@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
 import openai
 
 from server_process import ServerError, ServerProcess, port_problem
@@ -63,7 +62,7 @@ def show_progress(line: str) -> None:
 
 def ask(url: str) -> None:
     """Ask one question and print the answer as it arrives. Raises `openai.OpenAIError`."""
-    direct = httpx.Client(trust_env=False)
+    direct = openai.DefaultHttpxClient(trust_env=False)  # this machine, so through no proxy
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", http_client=direct)
     model = client.models.list().data[0].id
     print(f"> {QUESTION}", flush=True)
