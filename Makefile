@@ -48,6 +48,7 @@ lint: $(SETUP) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy scripts/*.py
 
 format: $(SETUP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
