@@ -12,7 +12,7 @@ from vllm.v1.request import RequestStatus
 
 from rbln_vllm.core.scheduler import RBLNScheduler
 from rbln_vllm.core.step import StepKind
-from rbln_vllm.core.turns import TurnPolicy
+from rbln_vllm.core.turns import Turn, TurnPolicy
 from tests.unit.core.harness import Driver, SchedulerFactory, prompt_of
 
 
@@ -108,7 +108,7 @@ def test_d09_preempted_requests_are_classed_by_tokens_left(
     assert len(resumed) > 16 + 4  # prompts, and at least as many again as were preempted
 
 
-def squeeze(build: SchedulerFactory, **options: Any) -> Driver:
+def squeeze(build: SchedulerFactory, rank: int = 0, **options: Any) -> Driver:
     """Three decodes at a block edge, and a prefill between its first and second chunk.
 
     ``p`` has [0:8] of 24 tokens; 4 of 12 blocks are free, and the next decode batch takes 3.
@@ -118,14 +118,15 @@ def squeeze(build: SchedulerFactory, **options: Any) -> Driver:
         driver.add(f"d{i}", prompt_of(8, i), max_tokens=4, priority=i + 1)
     for _ in range(3):
         driver.step()
-    driver.add("p", prompt_of(24, 9), max_tokens=2, priority=0)
+    driver.add("p", prompt_of(24, 9), max_tokens=2, priority=rank)
     driver.step()
     driver.scheduler.turns = TurnPolicy(1)
     return driver
 
 
-def test_a_prefill_short_of_blocks_waits_for_decodes(build: SchedulerFactory) -> None:
-    driver = squeeze(build)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_prefill_short_of_blocks_waits_for_decodes(build: SchedulerFactory, policy: str) -> None:
+    driver = squeeze(build, policy=policy, rank=9)
     driver.run().check_text()
     assert driver.table[3:] == [
         "P p[0:8] free=4 run=4 wait=0",
@@ -219,26 +220,32 @@ def test_no_turn_is_lost_on_attempts_that_cannot_be_taken_back(
     assert not any(a and b for a, b in pairwise(empty))
 
 
-def test_a_finished_request_is_told_even_if_its_step_is_taken_back(
-    build: SchedulerFactory,
-) -> None:
+def test_what_a_dropped_attempt_carried_is_not_lost(build: SchedulerFactory) -> None:
     driver = Driver(build(blocks=9, max_len=32, seqs=3))
     driver.add("a", prompt_of(4, 1), max_tokens=1)
     driver.add("b", prompt_of(12, 2), max_tokens=6)
-    for _ in range(3):
+    for _ in range(4):
         driver.step()
     driver.add("c", prompt_of(28, 3), max_tokens=1)  # cannot be admitted beside b
-    driver.add("d", prompt_of(4, 4), max_tokens=1)
-    driver.abort("d")
     scheduler = driver.scheduler
     attempts = []
     attempt = scheduler._attempt
     scheduler._attempt = lambda *args: attempts.append(args[0]) or attempt(*args)
     scheduler.finished_req_ids.add("gone")
+    scheduler.reset_preempted_req_ids.add("evicted")
+    scheduler.encoder_cache_manager.freed.append("image")
+    step = scheduler.current_step
+
     output = scheduler.schedule()
-    assert len(attempts) == 2
-    assert {"d", "gone"} <= output.finished_req_ids
+
+    assert attempts == [Turn.PREFILL, Turn.DECODE]
     assert list(output.num_scheduled_tokens) == ["b"]
+    assert output.finished_req_ids == {"gone"}
+    assert output.preempted_req_ids == {"evicted"}
+    assert output.free_encoder_mm_hashes == ["image"]
+    assert scheduler.current_step == step + 1
+    # b ran in the last step the runner saw, so its tokens are not sent again.
+    assert not output.scheduled_cached_reqs.all_token_ids
 
 
 def test_an_error_inside_upstream_leaves_no_restriction(build: SchedulerFactory) -> None:
