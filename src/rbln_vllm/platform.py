@@ -71,6 +71,12 @@ class RblnPlatform(CpuPlatform):
         return False
 
     @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        # Programs take one block table for all layers, so layers with and without a window
+        # share one group of blocks.
+        return False
+
+    @classmethod
     def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
         from vllm.config import CompilationMode, CUDAGraphMode
 
