@@ -21,7 +21,17 @@ from rbln_host.compiler.passes import optimise
 from rbln_host.compiler.serial import argument_to_json
 from rbln_host.errors import CaptureError
 
-_DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range_for_size"})
+# Checks, and a question about dtypes that was answered while the module was traced.
+_DROPPED = frozenset(
+    {
+        "aten::_assert_scalar",
+        "aten::_assert_tensor_metadata",
+        "aten::promote_types",
+        "aten::sym_constrain_range_for_size",
+    }
+)
+_SIZES = (int, torch.SymInt, torch.SymBool)
+"""What a node gives that computes with sizes; none of it is left in a program."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,27 @@ def capture(
     Raises CaptureError when the module cannot be exported, needs an operator or a constant that
     programs may not hold, or writes to its weights (programs share them).
     """
-    exported = _export(module, inputs, name)
-    reader = _GraphReader(exported, name, free_axes or {}, canonical_names(_named_tensors(module)))
+    exported = export_module(module, inputs, name)
+    return read_program(exported, name, free_axes or {}, canonical_names(named_tensors(module)))
+
+
+def read_program(
+    exported: Any,
+    name: str,
+    free_axes: Mapping[str, int],
+    canonical: Mapping[str, str],
+    sizes: Mapping[Any, int] | None = None,
+) -> Captured:
+    """An exported module as the program ``name``, with ``sizes`` in place of its symbols."""
+    reader = _GraphReader(exported, name, free_axes, canonical, sizes or {})
     graph = optimise(reader.graph())
     _check_weights_are_read_only(graph)
     read = set(graph.weights.values())
     return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
 
 
-def _named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+def named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers by every name they have."""
     return [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
@@ -89,12 +111,20 @@ def _check_weights_are_read_only(graph: Graph) -> None:
         )
 
 
-def _export(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Any:
+def export_module(
+    module: torch.nn.Module,
+    inputs: Mapping[str, Any],
+    name: str,
+    dynamic_shapes: dict[str, Any] | None = None,
+) -> Any:
+    """``torch.export`` of ``module(**inputs)``; CaptureError when it fails."""
     try:
         with _traceable_data(), torch.no_grad(), warnings.catch_warnings():
             # The step's KV pool is put into the layers on purpose; it is an input.
             warnings.filterwarnings("ignore", message="The tensor attributes? ")
-            return torch.export.export(module, (), dict(inputs), strict=False)
+            return torch.export.export(
+                module, (), dict(inputs), strict=False, dynamic_shapes=dynamic_shapes
+            )
     except Exception as error:  # torch.export raises nearly every type there is
         raise CaptureError(
             f"program {name}: the model cannot be captured as a static program: {error}"
@@ -131,9 +161,10 @@ class _GraphReader:
         name: str,
         free_axes: Mapping[str, int],
         canonical: Mapping[str, str],
+        sizes: Mapping[Any, int],
     ) -> None:
         self.exported, self.name, self.free_axes = exported, name, free_axes
-        self.canonical = canonical
+        self.canonical, self.sizes = canonical, sizes
         self.weights: dict[str, Tensor] = {}
         self._value_weights: dict[str, str] = {}
         self._inputs: dict[str, TensorSpec] = {}
@@ -172,7 +203,19 @@ class _GraphReader:
         shape = list(fake.shape)
         if name in self.free_axes:
             shape[self.free_axes[name]] = -1
-        return TensorSpec(tuple(int(axis) for axis in shape), fake.dtype)
+        return TensorSpec(tuple(self._concrete(axis) for axis in shape), fake.dtype)
+
+    def _concrete(self, size: Any) -> int:
+        """A size of the exported program at the sizes that were asked for."""
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        value = size.node.expr.subs(self.sizes)
+        if not value.is_number:
+            raise CaptureError(
+                f"program {self.name}: the size {value} depends on data; a program is a straight "
+                "line of operators on tensors of fixed sizes"
+            )
+        return int(value)
 
     def _bind_weight(self, value: str, spec: Any) -> None:
         tensor = self.exported.state_dict.get(spec.target)
@@ -188,7 +231,7 @@ class _GraphReader:
         self.weights[weight] = tensor.detach()
 
     def _read_call(self, node: Any) -> None:
-        if node.target is operator.getitem:
+        if node.target is operator.getitem or isinstance(node.meta.get("val"), _SIZES):
             return
         schema = getattr(node.target, "_schema", None)
         if schema is None:
@@ -202,6 +245,7 @@ class _GraphReader:
             self._commands.append(_alias(node))
             return
         self._check_allowed(node)
+        self._check_fixed_sizes(node.meta.get("val"))
         outputs, is_tuple = _outputs(node)
         self._commands.append(
             Command(
@@ -216,7 +260,8 @@ class _GraphReader:
 
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, torch.fx.Node):
-            return Ref(argument.name)
+            value = argument.meta.get("val")
+            return self._concrete(value) if isinstance(value, _SIZES) else Ref(argument.name)
         if isinstance(argument, list | tuple):
             return tuple(self._argument(item) for item in argument)
         if isinstance(argument, torch.device) and argument.type == "cpu":
@@ -226,6 +271,11 @@ class _GraphReader:
         except ValueError as error:
             raise CaptureError(f"program {self.name}: {error}") from error
         return argument
+
+    def _check_fixed_sizes(self, value: Any) -> None:
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            for size in tensor.shape if isinstance(tensor, Tensor) else ():
+                self._concrete(size)
 
     def _check_allowed(self, node: Any) -> None:
         namespace = node.target._schema.name.partition("::")[0]
