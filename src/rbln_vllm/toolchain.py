@@ -16,8 +16,9 @@ from torch import Tensor
 
 import rbln_host
 from rbln_host.compiler.artifact import Artifact, Manifest
+from rbln_host.compiler.batches import capture_batches
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
-from rbln_host.compiler.capture import Captured, capture
+from rbln_host.compiler.capture import Captured
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
 from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
@@ -72,13 +73,15 @@ class Toolchain(Protocol):
         self,
         module: torch.nn.Module,
         inputs: Mapping[str, Tensor],
-        name: str,
+        names: Mapping[int, str],
+        batch_axes: Mapping[str, int],
         free_axes: Mapping[str, int],
-    ) -> Captured:
-        """Compile ``module(**inputs)`` at these shapes; CaptureError when it cannot be.
+    ) -> list[Captured]:
+        """Compile ``module(**inputs)`` once for each batch size in ``names`` (size -> name).
 
-        ``free_axes`` names the one axis of an input whose size may change (the KV pool's
-        number of blocks).
+        ``batch_axes`` names the batch axis of each input that has one, ``free_axes`` the one
+        axis of an input whose size may change at run time (the KV pool's number of blocks).
+        CaptureError when the module cannot be compiled.
         """
         ...
 
@@ -101,10 +104,11 @@ class HostToolchain:
         self,
         module: torch.nn.Module,
         inputs: Mapping[str, Tensor],
-        name: str,
+        names: Mapping[int, str],
+        batch_axes: Mapping[str, int],
         free_axes: Mapping[str, int],
-    ) -> Captured:
-        return capture(module, inputs, name, free_axes)
+    ) -> list[Captured]:
+        return capture_batches(module, inputs, names, batch_axes, free_axes)
 
     def cache(self, root: Path, logger: Logger) -> ProgramCache:
         return ArtifactCache(root, logger)

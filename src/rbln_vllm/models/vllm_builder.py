@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``vllm`` implementation: vLLM's own modules, built once and captured program by program."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import Captured, Toolchain
 
+STEP_INPUTS = ("input_ids", "positions", "block_table", "slots", "query_pos")
 CAPTURE_BLOCKS = 2
 """Blocks of the pool a program is captured with; it runs with any number."""
 
@@ -40,15 +41,25 @@ class VllmModelBuilder:
         self.kv_layers = tuple(self._kv_layer(name) for name in self._layers)
         self._context.clear()
 
-    def compile(self, key: ProgramKey, toolchain: Toolchain) -> Captured:
-        """Compile one program; CaptureError says why a model cannot be."""
-        with set_current_vllm_config(self._config), self._layers_in_context():
-            if key.role is Role.LOGITS:
-                module: torch.nn.Module = _Logits(self._model)
-                return toolchain.compile(module, self._logits_inputs(key), key.name, {})
-            module = _Forward(self._model, self._layers, self._config)
-            free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
-            return toolchain.compile(module, self._forward_inputs(key), key.name, free_axes)
+    def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
+        """Compile these programs, family by family; CaptureError says why a model cannot be."""
+        for family in _families(keys):
+            with set_current_vllm_config(self._config), self._layers_in_context():
+                captured = self._compile_family(family, toolchain)
+            yield from captured
+
+    def _compile_family(self, family: Sequence[ProgramKey], toolchain: Toolchain) -> list[Captured]:
+        names = {key.batch: key.name for key in family}
+        if family[0].role is Role.LOGITS:
+            inputs = self._logits_inputs(family[0])
+            return toolchain.compile(_Logits(self._model), inputs, names, {"hidden": 0}, {})
+        forward = _Forward(self._model, self._layers, self._config)
+        free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
+        # A prefill program has one row of many tokens; a decode program one token a row.
+        batch_axes = dict.fromkeys(STEP_INPUTS, 0) if family[0].role is Role.DECODE else {}
+        return toolchain.compile(
+            forward, self._forward_inputs(family[0]), names, batch_axes, free_axes
+        )
 
     @contextmanager
     def _layers_in_context(self) -> Iterator[None]:
@@ -94,6 +105,14 @@ class VllmModelBuilder:
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
         model = self._config.model_config
         return {"hidden": torch.zeros(key.batch, model.get_hidden_size(), dtype=model.dtype)}
+
+
+def _families(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
+    """Programs that differ in batch alone, in the order given."""
+    families: dict[tuple[Role, int], list[ProgramKey]] = {}
+    for key in keys:
+        families.setdefault((key.role, key.query), []).append(key)
+    return list(families.values())
 
 
 class _Forward(torch.nn.Module):

@@ -168,18 +168,20 @@ class ProgramStore:
     def _compile(self, keys: Sequence[ProgramKey]) -> None:
         builder = self._model()
         self.kv_layers = builder.kv_layers
-        captured = []
-        for number, key in enumerate(keys, start=1):
-            started = time.perf_counter()
-            captured.append(builder.compile(key, self._toolchain))
+        captured, started = [], time.perf_counter()
+        logger.info("Compiling %d programs", len(keys))
+        for number, item in enumerate(builder.compile(keys, self._toolchain), start=1):
+            captured.append(item)
+            now = time.perf_counter()
             logger.info(
                 "Compiled %d of %d: %s in %.1f s (%d commands)",
                 number,
                 len(keys),
-                key.name,
-                time.perf_counter() - started,
-                len(captured[-1].graph.commands),
+                item.graph.name,
+                now - started,
+                len(item.graph.commands),
             )
+            started = now
         self._keep(captured)
 
     def _keep(self, captured: list[Captured]) -> None:
