@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture: ``torch.export`` of a module at fixed shapes, as a :class:`Graph` and its weights."""
 
+import inspect
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -119,7 +120,12 @@ def export_module(
 ) -> Any:
     """``torch.export`` of ``module(**inputs)``; CaptureError when it fails."""
     try:
-        with _traceable_data(), torch.no_grad(), warnings.catch_warnings():
+        with (
+            _traceable_data(),
+            _explicit_signature(module, inputs),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             # The step's KV pool is put into the layers on purpose; it is an input.
             warnings.filterwarnings("ignore", message="The tensor attributes? ")
             return torch.export.export(
@@ -129,6 +135,28 @@ def export_module(
         raise CaptureError(
             f"program {name}: the model cannot be captured as a static program: {error}"
         ) from error
+
+
+@contextmanager
+def _explicit_signature(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Let the exporter see one parameter for each input of a ``forward(**inputs)``.
+
+    It cannot match symbolic shapes with a parameter that takes any keyword.
+    """
+    forward = module.forward
+
+    def named(**inputs: Any) -> Any:
+        return forward(**inputs)
+
+    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword) for name in names]
+    )
+    module.forward = named
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 @contextmanager

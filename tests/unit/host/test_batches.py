@@ -30,6 +30,15 @@ class Layer(torch.nn.Module):
         return key.reshape(batch * 2, 4).sum(0, keepdim=True), rows
 
 
+class AnyKeyword(Layer):
+    """Takes the pool as any keyword, as the model's wrapper does."""
+
+    def forward(  # type: ignore[override]
+        self, hidden: Tensor, slots: Tensor, **pools: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return super().forward(hidden, slots, pools["kv"])
+
+
 class Branching(torch.nn.Module):
     """Not one program for all sizes."""
 
@@ -52,7 +61,7 @@ def outputs(captured: Captured, size: int) -> list[Tensor]:
     return [*program.run(given), given["kv"]]
 
 
-@pytest.mark.parametrize("module", [Layer(), Branching()])
+@pytest.mark.parametrize("module", [Layer(), AnyKeyword(), Branching()])
 def test_each_size_equals_its_own_export(module: torch.nn.Module) -> None:
     family = capture_batches(module, inputs(4), SIZES, AXES, {"kv": 0})
     for (size, name), captured in zip(SIZES.items(), family, strict=True):
@@ -63,7 +72,10 @@ def test_each_size_equals_its_own_export(module: torch.nn.Module) -> None:
             assert torch.equal(ours, theirs)
 
 
-def test_one_export_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [Layer(), AnyKeyword()])
+def test_one_export_serves_all_sizes(
+    module: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exports: list[str] = []
     original = batches.export_module
 
@@ -72,8 +84,9 @@ def test_one_export_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(module, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(batches, "export_module", counted)
-    capture_batches(Layer(), inputs(4), SIZES, AXES, {"kv": 0})
-    assert exports == ["Layer"]
+    monkeypatch.setattr(batches, "capture", lambda *_: pytest.fail("exported per size"))
+    capture_batches(module, inputs(4), SIZES, AXES, {"kv": 0})
+    assert exports == [type(module).__name__]
 
 
 def test_the_programs_are_static() -> None:
