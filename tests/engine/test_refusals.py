@@ -54,7 +54,7 @@ def _options(**fields: Any) -> dict[str, Any]:
 
 def _refusal(attempt: Callable[[], object]) -> str:
     """The text of the ValueError that `attempt` must raise."""
-    with pytest.raises(ValueError, match=".") as raised:
+    with pytest.raises(ValueError, match=r".") as raised:
         attempt()
     return str(raised.value)
 

@@ -112,7 +112,8 @@ class RBLNWorker(CPUWorker):
 
     def program_report(self) -> dict[str, int]:
         """The program counters, for tests and operators (``collective_rpc``)."""
-        return {counter.name.lower(): self._counters[counter] for counter in Counter}
+        shown = (Counter.TOTAL, Counter.COMPILED_AFTER_READY, Counter.REFUSED)
+        return {counter.name.lower(): self._counters[counter] for counter in shown}
 
     def shutdown(self) -> None:
         self._heartbeat.stop()
