@@ -16,10 +16,10 @@ from rbln_host.compiler.capture import (
     Captured,
     canonical_names,
     capture,
-    export_module,
     named_tensors,
     read_program,
 )
+from rbln_host.compiler.export import export_module
 from rbln_host.errors import CaptureError
 
 

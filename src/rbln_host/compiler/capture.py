@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture: ``torch.export`` of a module at fixed shapes, as a :class:`Graph` and its weights."""
 
-import inspect
 import operator
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +10,9 @@ import blake3
 import torch
 from torch import Tensor
 from torch.export.graph_signature import InputKind
-from torch.overrides import TorchFunctionMode
 
 from rbln_host.compiler.aliases import written_values
+from rbln_host.compiler.export import export_module
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref, TensorSpec
 from rbln_host.compiler.operators import NAMESPACES, refusal
 from rbln_host.compiler.passes import optimise
@@ -110,74 +107,6 @@ def _check_weights_are_read_only(graph: Graph) -> None:
             f"program {graph.name}: it writes to the weight {graph.weights[written[0]]!r}; "
             "a state that changes must be an input"
         )
-
-
-def export_module(
-    module: torch.nn.Module,
-    inputs: Mapping[str, Any],
-    name: str,
-    dynamic_shapes: dict[str, Any] | None = None,
-) -> Any:
-    """``torch.export`` of ``module(**inputs)``; CaptureError when it fails."""
-    try:
-        with (
-            _traceable_data(),
-            _explicit_signature(module, inputs),
-            torch.no_grad(),
-            warnings.catch_warnings(),
-        ):
-            # The step's KV pool is put into the layers on purpose; it is an input.
-            warnings.filterwarnings("ignore", message="The tensor attributes? ")
-            return torch.export.export(
-                module, (), dict(inputs), strict=False, dynamic_shapes=dynamic_shapes
-            )
-    except Exception as error:  # torch.export raises nearly every type there is
-        raise CaptureError(
-            f"program {name}: the model cannot be captured as a static program: {error}"
-        ) from error
-
-
-@contextmanager
-def _explicit_signature(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Let the exporter see one parameter for each input of a ``forward(**inputs)``.
-
-    It cannot match symbolic shapes with a parameter that takes any keyword.
-    """
-    forward = module.forward
-
-    def named(**inputs: Any) -> Any:
-        return forward(**inputs)
-
-    keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    named.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword) for name in names]
-    )
-    module.forward = named
-    try:
-        yield
-    finally:
-        del module.forward
-
-
-@contextmanager
-def _traceable_data() -> Iterator[None]:
-    """``tensor.data`` hides a tensor from the tracer; read it as ``tensor.detach()`` instead."""
-    data_getter = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-
-    class DetachData(TorchFunctionMode):
-        def __torch_function__(
-            self,
-            func: Callable[..., Any],
-            types: Any,
-            args: tuple[Any, ...] = (),
-            kwargs: dict[str, Any] | None = None,
-        ) -> Any:
-            if func == data_getter:
-                return args[0].detach()
-            return func(*args, **(kwargs or {}))
-
-    with DetachData():
-        yield
 
 
 class _GraphReader:
