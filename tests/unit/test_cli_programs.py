@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """`rbln-vllm programs`: the table of a configuration, from the same arguments as `serve`."""
 
+import io
 import json
 import logging
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,7 +22,7 @@ from rbln_vllm.cli.programs import Report
 from rbln_vllm.devices import HOST
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.content import cache_key
-from rbln_vllm.toolchain import host_toolchain
+from rbln_vllm.toolchain import CacheKey, host_toolchain
 from tests.unit.host.programs import manifest, scale_program
 
 GEOMETRY = Geometry(
@@ -100,35 +105,99 @@ class TestOutput:
         assert sys.stdout is not sys.stderr
 
 
-@pytest.fixture
-def model(tiny_llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model and an environment in which nothing of ours is set but an empty cache."""
-    for row in envs.REGISTRY:
-        monkeypatch.setenv(row.name, "x")  # so that what is written meanwhile is undone
-        monkeypatch.delenv(row.name)
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    return str(tiny_llama_dir)
+SERVE = ["--max-num-seqs", "3", "--max-model-len", "256", "--port", "8001"]
+LINEAR = ["--rbln-decode-batch-bucket-strategy", "linear"]
+REFUSED = [
+    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["--max-num-seqs", "x"], "argument --max-num-seqs"),
+    (["--max-model-len", "100000"], "max_model_len (100000) is greater"),
+    (["--model-impl", "optimum"], "model-impl"),
+    (["--rbln-decode-batch-bucket-min", "-3"], "bucket"),
+]
 
 
-Facts = Callable[..., dict[str, Any]]
+def run_commands() -> None:
+    """Run `programs` for the model given and print what came of it; for a process of its own.
+
+    vLLM decides on its platform once in a process, and other tests decide against ours.
+    """
+    model = sys.argv[1]
+    results = {
+        "sizes": run_one(model, "--json", *SERVE, *LINEAR),
+        "nowhere": run_one(f"{model}/nowhere"),
+        "text": run_one(model),
+    }
+    results |= {reason: run_one(model, *arguments) for arguments, reason in REFUSED}
+    results["before"] = run_one(model, "--json")
+    store_one_program(Path(json.loads(results["before"].out)["cache_entry"]))
+    results["after"] = run_one(model, "--json")
+    os.environ["RBLN_FORCE_NPU_NAME"] = "RBLN-CA12"
+    results["RBLN-CA12"] = run_one(model)
+    print(json.dumps({name: vars(result) for name, result in results.items()}))
 
 
-@pytest.fixture
-def facts(model: str, capsys: pytest.CaptureFixture[str]) -> Facts:
-    def run(*arguments: str) -> dict[str, Any]:
-        assert main(["programs", model, "--json", *arguments]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
 
-    return run
+    code: int
+    out: str
+    err: str
+
+
+KEYS: list[CacheKey] = []
+
+
+def run_one(*arguments: str) -> Result:
+    def keep(*of: Any) -> CacheKey:
+        KEYS.append(cache_key(*of))
+        return KEYS[-1]
+
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        patch("rbln_vllm.models.content.cache_key", keep),
+    ):
+        code = main(["programs", *arguments])
+    return Result(code, out.getvalue(), err.getvalue())
+
+
+def store_one_program(entry: Path) -> None:
+    import torch
+
+    cache = host_toolchain().cache(envs.cache_root() / "rbln", logging.getLogger(__name__))
+    with cache.locked(KEYS[-1]):
+        captured = [scale_program("decode_b1_q1", {"w": torch.ones(2)})]
+        stored = cache.store(KEYS[-1], manifest(), captured)
+    assert stored.directory == entry
+
+
+@pytest.fixture(scope="module")
+def results(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    ours = {row.name for row in envs.REGISTRY} | {"VLLM_PLUGINS", "VLLM_TARGET_DEVICE"}
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("cache"))
+    code = "from tests.unit.test_cli_programs import run_commands; run_commands()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_llama_dir)],
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    return {name: Result(**result) for name, result in found.items()}
 
 
 class TestWithVllm:
     """With vLLM's own parser and configuration; no engine is started."""
 
-    def test_sizes_follow_the_arguments_of_serve(self, facts: Facts) -> None:
-        arguments = ("--max-num-seqs", "3", "--max-model-len", "256", "--port", "8001")
-        found = facts(*arguments, "--rbln-decode-batch-bucket-strategy", "linear")
+    def test_sizes_follow_the_arguments_of_serve(self, results: dict[str, Result]) -> None:
+        assert results["sizes"].code == 0
+        found = json.loads(results["sizes"].out)
         assert found["geometry"]["max_model_len"] == 256
         assert found["geometry"]["max_num_seqs"] == 3
         names = [program["name"] for program in found["programs"]]
@@ -136,62 +205,23 @@ class TestWithVllm:
         assert f"prefill_b1_q{found['geometry']['chunk']}" in names
         assert not any(program["cached"] for program in found["programs"])
 
-    def test_what_is_cached(
-        self, facts: Facts, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        keys = []
+    def test_text(self, results: dict[str, Result]) -> None:
+        assert results["text"].code == 0
+        assert results["text"].out.startswith("profile ")
+        assert "prefill_b1_q" in results["text"].out
 
-        def keep(*arguments: Any) -> Any:
-            keys.append(cache_key(*arguments))
-            return keys[-1]
+    def test_what_is_cached(self, results: dict[str, Result]) -> None:
+        before, after = (json.loads(results[name].out) for name in ("before", "after"))
+        assert before["cache_entry"] == after["cache_entry"]
+        assert not any(program["cached"] for program in before["programs"])
+        assert [p["name"] for p in after["programs"] if p["cached"]] == ["decode_b1_q1"]
 
-        monkeypatch.setattr("rbln_vllm.models.content.cache_key", keep)
-        entry = Path(facts()["cache_entry"])
-        assert entry.is_relative_to(tmp_path / "rbln")
-        assert not entry.exists()
-        cache = host_toolchain().cache(tmp_path / "rbln", logging.getLogger(__name__))
-        import torch
-
-        captured = [scale_program("decode_b1_q1", {"w": torch.ones(2)})]
-        with cache.locked(keys[0]):
-            cache.store(keys[0], manifest(), captured)
-        assert entry.exists()
-        found = facts()
-        assert {p["name"] for p in found["programs"] if p["cached"]} == {"decode_b1_q1"}
-        assert found["cache_entry"] == str(entry)
-
-    @pytest.mark.parametrize(
-        ("arguments", "reason"),
-        [
-            (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-            (["--max-num-seqs", "x"], "argument --max-num-seqs"),
-            (["--max-model-len", "100000"], "max_model_len (100000) is greater"),
-            (["--model-impl", "optimum"], "model-impl"),
-            (["--rbln-decode-batch-bucket-min", "-3"], "bucket"),
-        ],
-    )
-    def test_bad_input_is_one_line(
-        self,
-        model: str,
-        arguments: list[str],
-        reason: str,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        assert main(["programs", model, *arguments]) == 2
-        captured = capsys.readouterr()
-        last = captured.err.splitlines()[-1]
+    @pytest.mark.parametrize("reason", [*(reason for _, reason in REFUSED), "nowhere", "RBLN-CA12"])
+    def test_bad_input_is_one_line(self, results: dict[str, Result], reason: str) -> None:
+        result = results[reason]
+        assert result.code == 2
+        last = result.err.splitlines()[-1]
         assert last.startswith("rbln-vllm: programs: ")
         assert reason in last
-        assert captured.out == ""
-        assert "Traceback" not in captured.err
-
-    def test_no_such_model(self, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["programs", f"{model}/nowhere"]) == 2
-        assert "nowhere" in capsys.readouterr().err.splitlines()[-1]
-
-    def test_a_device_that_refuses(
-        self, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("RBLN_FORCE_NPU_NAME", "RBLN-CA12")
-        assert main(["programs", model]) == 2
-        assert "RBLN-CA12" in capsys.readouterr().err.splitlines()[-1]
+        assert result.out == ""
+        assert "Traceback" not in result.err
