@@ -125,6 +125,8 @@ class _GraphReader:
         self.weights: dict[str, Tensor] = {}
         self._value_weights: dict[str, str] = {}
         self._inputs: dict[str, TensorSpec] = {}
+        self._keywords: dict[str, str] = {}
+        """The exporter's name of an input -> its own."""
         self._commands: list[Command] = []
 
     def graph(self) -> Graph:
@@ -146,7 +148,7 @@ class _GraphReader:
             if spec.kind == InputKind.USER_INPUT:
                 keyword = next(keywords)
                 self._inputs[keyword] = self._input_spec(keyword, node.meta["val"])
-                node.name = keyword
+                self._keywords[node.name] = keyword
             else:
                 self._bind_weight(node.name, spec)
 
@@ -154,7 +156,12 @@ class _GraphReader:
         for node in nodes:
             if not isinstance(node, torch.fx.Node):
                 raise CaptureError(f"program {self.name}: it returns {node!r}, not only tensors")
-        return tuple(node.name for node in nodes)
+        return tuple(self._value(node) for node in nodes)
+
+    def _value(self, node: Any) -> str:
+        """The name of a node's value in the program."""
+        name: str = node.name
+        return self._keywords.get(name, name)
 
     def _input_spec(self, name: str, fake: Tensor) -> TensorSpec:
         shape = list(fake.shape)
@@ -199,7 +206,8 @@ class _GraphReader:
         if schema.name in _DROPPED:
             return
         if _is_noop_cast(node):
-            self._commands.append(_alias(node))
+            source = Ref(self._value(node.args[0]))
+            self._commands.append(Command("aten::alias", "default", (source,), {}, (node.name,)))
             return
         self._check_allowed(node)
         self._check_fixed_sizes(node.meta.get("val"))
@@ -218,7 +226,9 @@ class _GraphReader:
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, torch.fx.Node):
             value = argument.meta.get("val")
-            return self._concrete(value) if isinstance(value, _SIZES) else Ref(argument.name)
+            return (
+                self._concrete(value) if isinstance(value, _SIZES) else Ref(self._value(argument))
+            )
         if isinstance(argument, list | tuple):
             return tuple(self._argument(item) for item in argument)
         if isinstance(argument, torch.device) and argument.type == "cpu":
@@ -252,10 +262,6 @@ def _is_noop_cast(node: Any) -> bool:
         return False
     plain = len(node.args) == 2 and not node.kwargs
     return plain and node.args[0].meta["val"].dtype == node.args[1]
-
-
-def _alias(node: Any) -> Command:
-    return Command("aten::alias", "default", (Ref(node.args[0].name),), {}, (node.name,))
 
 
 def _outputs(node: Any) -> tuple[tuple[str | None, ...], bool]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.fx.experimental import _config as symbolic_shapes
 from torch.overrides import TorchFunctionMode
 
 from rbln_host.errors import CaptureError
@@ -19,9 +20,14 @@ def export_module(
     name: str,
     dynamic_shapes: dict[str, Any] | None = None,
 ) -> Any:
-    """``torch.export`` of ``module(**inputs)``; CaptureError when it fails."""
+    """``torch.export`` of ``module(**inputs)``; CaptureError when it fails.
+
+    Of a symbolic size nothing is assumed: without ``backed_size_oblivious`` the exporter takes it
+    to be at least 2, and what the module does at size 1 is lost without a word.
+    """
     try:
         with (
+            symbolic_shapes.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
             _traceable_data(),
             _explicit_signature(module, inputs),
             torch.no_grad(),
@@ -44,7 +50,7 @@ def _explicit_signature(module: torch.nn.Module, names: Iterable[str]) -> Iterat
 
     It cannot match symbolic shapes with a parameter that takes any keyword.
     """
-    forward = module.forward
+    forward, own = module.forward, vars(module).get("forward")
 
     def named(**inputs: Any) -> Any:
         return forward(**inputs)
@@ -58,6 +64,8 @@ def _explicit_signature(module: torch.nn.Module, names: Iterable[str]) -> Iterat
         yield
     finally:
         del module.forward
+        if own is not None:
+            module.forward = own
 
 
 @contextmanager
