@@ -68,7 +68,9 @@ class ProgramTable:
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.block_size < 1 or self.num_blocks_per_seq < 1:
             raise ValueError(f"sizes must be positive: {self}")
-        if not self.decode_buckets or list(self.decode_buckets) != sorted(set(self.decode_buckets)):
+        if not self.decode_buckets or self.decode_buckets[0] < 1:
+            raise ValueError(f"decode buckets must be positive: {self.decode_buckets}")
+        if list(self.decode_buckets) != sorted(set(self.decode_buckets)):
             raise ValueError(f"decode buckets must ascend: {self.decode_buckets}")
 
     @property

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-import rbln_host
+import rbln_host.compiler
+import rbln_host.ops
 from rbln_host.compiler.artifact import Artifact, Manifest
 from rbln_host.compiler.batches import capture_batches
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
@@ -22,6 +23,7 @@ from rbln_host.compiler.capture import Captured
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
 from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
+from rbln_vllm.sources import digest_packages
 
 __all__ = [
     "PADDING_POSITION",
@@ -123,5 +125,6 @@ def host_toolchain() -> Toolchain:
 
 
 def compiled_with() -> dict[str, Any]:
-    """Versions a compiled program depends on, for cache keys."""
-    return {"torch": torch.__version__}
+    """What a compiled program depends on beside its model, for cache keys."""
+    packages = (rbln_host.compiler, rbln_host.ops)
+    return {"torch": torch.__version__, "compiler_code": digest_packages(packages)}

@@ -3,13 +3,14 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig
 
-from rbln_vllm.models.content import model_content, weight_files
+from rbln_vllm.models.content import _config_text, model_content, weight_files
+from rbln_vllm.sources import digest_packages
 
 
 def model(directory: Path, **config: Any) -> Any:
@@ -48,6 +49,26 @@ def test_other_content_differs(checkpoint: Path, change: str) -> None:
     elif change == "drop":
         (checkpoint / "b.safetensors").unlink()
     assert model_content(after, "dummy" if change == "dummy" else "auto") != before
+
+
+def test_names_inside_the_configuration_are_not_content() -> None:
+    config = {"text_config": {"_name_or_path": "/a", "hidden_size": 8}}
+    other = {"text_config": {"_name_or_path": "/b", "hidden_size": 8}}
+    assert _config_text(config) == _config_text(other)
+
+
+def test_code_digest_follows_content(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1")
+    before = digest_packages((package(tmp_path),))
+    (tmp_path / "a.py").write_text("x = 2")
+    assert digest_packages((package(tmp_path),)) != before
+
+
+def package(directory: Path) -> ModuleType:
+    """A package whose files are in ``directory``; a new object each time."""
+    module = ModuleType("made")
+    module.__path__ = [str(directory)]
+    return module
 
 
 def test_dummy_weights_need_no_files(tmp_path: Path) -> None:

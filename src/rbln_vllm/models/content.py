@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import blake3
 
 from rbln_vllm.geometry import Geometry, geometry_of
+from rbln_vllm.sources import digest_packages
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ def _geometry_parts(geometry: Geometry) -> dict[str, str]:
 def _version_parts(toolchain: Toolchain) -> dict[str, str]:
     import vllm
 
+    import rbln_vllm.models
+
     return {
         "toolchain": f"{toolchain.name} {toolchain.version}",
+        "model_code": digest_packages((rbln_vllm.models,)),
         "vllm": vllm.__version__,
         **{name: str(version) for name, version in compiled_with().items()},
     }
@@ -72,8 +76,14 @@ def model_content(model: "ModelConfig", load_format: str) -> str:
 
 
 def _config_text(config: dict[str, Any]) -> str:
-    kept = {name: value for name, value in config.items() if name not in _NOT_CONTENT}
-    return json.dumps(kept, sort_keys=True, default=str)
+    return json.dumps(_content_of(config), sort_keys=True, default=str)
+
+
+def _content_of(value: Any) -> Any:
+    """``value`` without the names and paths that configurations carry at every level."""
+    if isinstance(value, dict):
+        return {k: _content_of(v) for k, v in value.items() if k not in _NOT_CONTENT}
+    return value
 
 
 def weight_files(model: "ModelConfig") -> list[Path]:

@@ -16,7 +16,15 @@ from rbln_vllm.models.content import cache_key
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
 from rbln_vllm.models.vllm_builder import VllmModelBuilder
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import Artifact, CacheKey, Captured, Executable, Manifest, Toolchain
+from rbln_vllm.toolchain import (
+    Artifact,
+    CacheKey,
+    Captured,
+    Executable,
+    Manifest,
+    Toolchain,
+    ToolchainError,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -186,15 +194,22 @@ class ProgramStore:
 
     def _keep(self, captured: list[Captured]) -> None:
         """Store what was compiled, and run from the stored copy so that memory is shared."""
-        if self._key is None:
-            for item in captured:
-                self.executable.add(item)
+        try:
+            stored = None if self._key is None else self._store(self._key, captured)
+        except (OSError, ToolchainError) as error:
+            logger.warning("Compile cache: %s; what was compiled is kept in memory only", error)
+            stored = None
+        if stored is not None:
+            self._artifact = stored
+            self.executable.add_artifact(stored)
             return
+        for item in captured:
+            self.executable.add(item)
+
+    def _store(self, key: CacheKey, captured: list[Captured]) -> Artifact:
         if self._artifact is None:
-            self._artifact = self._cache.store(self._key, self._manifest(), captured)
-        else:
-            self._artifact = self._cache.extend(self._artifact, captured)
-        self.executable.add_artifact(self._artifact)
+            return self._cache.store(key, self._manifest(), captured)
+        return self._cache.extend(self._artifact, captured)
 
     def _manifest(self) -> Manifest:
         return Manifest(
