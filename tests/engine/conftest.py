@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +18,30 @@ from tests.engine.engines import environment, running_engine
 from tests.models import ROOT
 
 # A cache root from outside wins over ours.
-CACHE_ROOT = os.environ.get("VLLM_CACHE_ROOT", str(ROOT / ".cache" / "engine-tests"))
+OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 
 
 @pytest.fixture(scope="package", autouse=True)
 def engine_environment(private_compile_cache: None) -> Iterator[None]:
-    """Engines in this process, programs compiled once per checkout."""
-    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=CACHE_ROOT):
+    """Engines in this process, programs compiled once per state of the sources."""
+    root = OUTER_ROOT or str(_fresh_cache_root(ROOT / ".cache" / "engine-tests"))
+    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root):
         yield
+
+
+def _fresh_cache_root(root: Path) -> Path:
+    """`root`, without programs if the sources have changed since they were compiled.
+
+    A release's programs are told apart by its version, those of two edits of a file are not.
+    """
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    stamp = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
+    stamp_file = root / "sources"
+    if not stamp_file.exists() or stamp_file.read_text() != stamp:
+        shutil.rmtree(root / "rbln", ignore_errors=True)
+        root.mkdir(parents=True, exist_ok=True)
+        stamp_file.write_text(stamp)
+    return root
 
 
 @pytest.fixture(scope="package")
