@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -14,6 +13,10 @@ import pytest
 from vllm import LLM
 from vllm import logger as vllm_logger
 
+import rbln_host.compiler
+import rbln_host.ops
+import rbln_vllm.models
+from rbln_vllm.sources import digest_packages
 from tests.engine.engines import environment, running_engine
 from tests.models import ROOT
 
@@ -23,20 +26,16 @@ OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 
 @pytest.fixture(scope="package", autouse=True)
 def engine_environment(private_compile_cache: None) -> Iterator[None]:
-    """Engines in this process, programs compiled once per state of the sources."""
+    """Engines in this process, programs compiled once per state of the compiler."""
     root = OUTER_ROOT or str(_fresh_cache_root(ROOT / ".cache" / "engine-tests"))
     with environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root):
         yield
 
 
 def _fresh_cache_root(root: Path) -> Path:
-    """`root`, without programs if the sources have changed since they were compiled.
-
-    A release's programs are told apart by its version, those of two edits of a file are not.
-    """
-    sources = sorted((ROOT / "src").rglob("*.py"))
-    stamp = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
-    stamp_file = root / "sources"
+    """`root`, without programs of older compilers: nothing would ever use or remove them."""
+    stamp = digest_packages((rbln_vllm.models, rbln_host.compiler, rbln_host.ops))
+    stamp_file = root / "compiler"
     if not stamp_file.exists() or stamp_file.read_text() != stamp:
         shutil.rmtree(root / "rbln", ignore_errors=True)
         root.mkdir(parents=True, exist_ok=True)

@@ -12,15 +12,18 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm.envs
+from torch import Tensor
 from vllm import LLM, RequestOutput, SamplingParams
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 
 from rbln_vllm.core.scheduler import RBLNScheduler
+from rbln_vllm.core.step import StepPlan, classify
 from rbln_vllm.worker.runner import ProgramRunner
 from rbln_vllm.worker.worker import RBLNWorker
 from tests.models import VOCAB_SIZE
@@ -95,7 +98,7 @@ def free_blocks(llm: LLM) -> int:
     return int(scheduler_of(llm).kv_cache_manager.block_pool.get_num_free_blocks())
 
 
-def kv_pools(llm: LLM) -> list[torch.Tensor]:
+def kv_pools(llm: LLM) -> list[Tensor]:
     """The KV pool of each layer, `[num_blocks, num_kv_heads, block_size, 2 * head_size]`."""
     context = runner_of(llm).compilation_config.static_forward_context
     return [layer.kv_cache for layer in context.values()]
@@ -108,23 +111,42 @@ def report(llm: LLM) -> dict[str, int]:
     return counters
 
 
+@dataclass
+class Step:
+    """One step of the engine: what was scheduled, and the programs that ran for it."""
+
+    plan: StepPlan
+    programs: list[str] = field(default_factory=list)
+
+    @property
+    def forward(self) -> str:
+        """The program that computed hidden states; there must be exactly one."""
+        (name,) = (name for name in self.programs if not name.startswith("logits"))
+        return name
+
+
 @contextmanager
-def programs_run(llm: LLM) -> Iterator[list[str]]:
-    """The names of all programs that run, in order. Fails when none did: a spy must fire."""
-    executable = runner_of(llm)._store.executable
-    names: list[str] = []
-    original = executable.run
+def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
+    """Every step that runs, in order. Fails when none did: a spy must fire."""
+    runner = runner_of(llm)
+    executable = runner._store.executable
+    steps: list[Step] = []
+    execute_model, run = runner.execute_model, executable.run
 
-    def run(name: str, inputs: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        names.append(name)
-        return original(name, inputs)
+    def recorded_step(output: SchedulerOutput, *args: Any) -> Any:
+        steps.append(Step(classify(output, runner._geometry.chunk)))
+        return execute_model(output, *args)
 
-    executable.run = run  # type: ignore[method-assign]
+    def recorded_run(name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        steps[-1].programs.append(name)
+        return run(name, inputs)
+
+    runner.execute_model, executable.run = recorded_step, recorded_run  # type: ignore[method-assign]
     try:
-        yield names
+        yield steps
     finally:
-        executable.run = original  # type: ignore[method-assign]
-    assert names, "no program ran"
+        runner.execute_model, executable.run = execute_model, run  # type: ignore[method-assign]
+    assert any(step.programs for step in steps), "no program ran"
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

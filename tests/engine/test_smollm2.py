@@ -80,11 +80,11 @@ def test_bf16_eight_at_a_time(
     bf16_llm: LLM, smollm2_dir: Path, prompts: list[list[int]], truth: list[Greedy]
 ) -> None:
     outputs = generate(bf16_llm, prompts, greedy(24, logprobs=1))
-    assert check_bf16(smollm2_dir, outputs, truth) > 0.8
+    assert check_bf16(smollm2_dir, outputs, truth) > 0.5
 
 
 def test_bf16_alone(
     bf16_llm: LLM, smollm2_dir: Path, prompts: list[list[int]], truth: list[Greedy]
 ) -> None:
     outputs = [generate(bf16_llm, [tokens], greedy(12, logprobs=1))[0] for tokens in prompts[:8]]
-    assert check_bf16(smollm2_dir, outputs, truth[:8]) > 0.8
+    assert check_bf16(smollm2_dir, outputs, truth[:8]) > 0.5

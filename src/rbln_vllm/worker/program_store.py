@@ -19,9 +19,11 @@ from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import (
     Artifact,
     CacheKey,
+    CaptureError,
     Captured,
     Executable,
     Manifest,
+    MissingProgramError,
     Toolchain,
     ToolchainError,
 )
@@ -112,15 +114,18 @@ class ProgramStore:
     def ensure(self, key: ProgramKey) -> None:
         """Make one program available at run time.
 
-        Raises MissingProgramError when the policy forbids compiling it now.
+        Raises MissingProgramError when the policy forbids compiling it now, or it cannot be.
         """
         if key.name in self.executable.program_names:
             return
         if self._policy.strict or self._policy.require_precompiled:
             self.executable.load(key.name)  # raises MissingProgramError
         logger.warning("Program %s is compiled after ready; requests wait for it", key.name)
-        with self._lock():
-            self._compile([key])
+        try:
+            with self._lock():
+                self._compile([key])
+        except CaptureError as error:  # ends the request, not the engine
+            raise MissingProgramError(str(error)) from error
         self._counters.add_late()
 
     def count_refused(self, requests: int) -> None:
