@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows the program counters on the API server's ``/metrics``."""
 
+import atexit
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,10 @@ class ProgramStatLogger(StatLoggerBase):
         self._counters: ProgramCounters | None = None
         if not isinstance(vllm_config.additional_config, RBLNConfigBase):
             return
-        self._counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
+        path = counter_path(vllm_config.instance_id)
+        self._counters = ProgramCounters.create(path)
+        # An engine that is killed, as vLLM does when it stops a server, leaves the file behind.
+        atexit.register(path.unlink, missing_ok=True)
         model = vllm_config.model_config.served_model_name or vllm_config.model_config.model
         REGISTRY.register(ProgramCollector(self._counters, str(model)))
 
