@@ -23,6 +23,7 @@ from rbln_vllm.models.kv_layers import KVLayerStandIn, kv_input_name
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import MissingProgramError
 from rbln_vllm.worker.inputs import StepInputs
+from rbln_vllm.worker.kv_memory import LazyPool
 from rbln_vllm.worker.program_model import ProgramModel
 from rbln_vllm.worker.program_store import ProgramStore
 
@@ -65,7 +66,7 @@ class ProgramRunner(CPUModelRunner):
         kv_cache_allocation_context: AbstractContextManager[Any] | None = None,
     ) -> None:
         """Allocate the pool and bind each layer's part to the programs' inputs."""
-        super().initialize_kv_cache(kv_cache_config, is_profiling, kv_cache_allocation_context)
+        super().initialize_kv_cache(kv_cache_config, is_profiling, LazyPool())
         context = self.compilation_config.static_forward_context
         self._store.executable.bind(
             {
