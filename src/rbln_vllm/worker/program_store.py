@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From program table to executable: take what the cache has, compile what it lacks."""
 
+import gc
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,8 +20,8 @@ from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import (
     Artifact,
     CacheKey,
-    CaptureError,
     Captured,
+    CaptureError,
     Executable,
     Manifest,
     MissingProgramError,
@@ -80,7 +81,6 @@ class ProgramStore:
         self._builder: VllmModelBuilder | None = None
         self._key: CacheKey | None = None
         self._artifact: Artifact | None = None
-        self._ready = False
         self.executable: Executable = toolchain.new_executable()
         self.kv_layers: tuple[KVLayer, ...] = ()
 
@@ -106,10 +106,10 @@ class ProgramStore:
         )
 
     def mark_ready(self) -> None:
-        """From now on a compile counts as late. Frees the model when nothing can need it."""
-        self._ready = True
+        """Start-up is over: free the model, with its copy of the weights, if nothing needs it."""
         if self._policy.warm_up:
             self._builder = None
+            gc.collect()
 
     def ensure(self, key: ProgramKey) -> None:
         """Make one program available at run time.
@@ -152,8 +152,12 @@ class ProgramStore:
         artifact = None if self._key is None else self._cache.find(self._key)
         if artifact is None:
             return
+        try:
+            self.kv_layers = layers_from_json(artifact.manifest.model["kv_layers"])
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("Compile cache: %s says nothing of KV layers (%r)", artifact, error)
+            return
         self._artifact = artifact
-        self.kv_layers = layers_from_json(artifact.manifest.model["kv_layers"])
         self.executable.add_artifact(artifact)
 
     def _fill(self, wanted: Sequence[ProgramKey]) -> None:
