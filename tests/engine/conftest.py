@@ -8,10 +8,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from vllm import LLM
 from vllm import logger as vllm_logger
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
 import rbln_host.compiler
 import rbln_host.ops
@@ -26,10 +28,17 @@ OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 
 @pytest.fixture(scope="package", autouse=True)
 def engine_environment(private_compile_cache: None) -> Iterator[None]:
-    """Engines in this process, programs compiled once per state of the compiler."""
+    """Engines in this process, programs compiled once per state of the compiler.
+
+    Engines share vLLM's process groups, which the first to end would take from the others.
+    """
     root = OUTER_ROOT or str(_fresh_cache_root(ROOT / ".cache" / "engine-tests"))
-    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root):
+    with (
+        environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root),
+        patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
+    ):
         yield
+    cleanup_dist_env_and_memory()
 
 
 def _fresh_cache_root(root: Path) -> Path:

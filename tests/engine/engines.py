@@ -21,6 +21,7 @@ from torch import Tensor
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
 
 from rbln_vllm.core.scheduler import RBLNScheduler
 from rbln_vllm.core.step import StepPlan, classify
@@ -178,19 +179,58 @@ def all_tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [tokens_of(output) for output in outputs]
 
 
-def run_to_the_end(
-    llm: LLM, each_step: Callable[[int], None] = lambda _: None, limit: int = 2000
-) -> dict[str, RequestOutput]:
-    """Steps the engine until it is idle, calling `each_step(number)` before each step.
+def add(
+    llm: LLM, request_id: str, tokens: Sequence[int], params: SamplingParams, **more: Any
+) -> None:
+    """Queues a request; `run_to_the_end` steps the engine."""
+    inputs: Any = {"prompt_token_ids": list(tokens)}
+    llm.llm_engine.add_request(request_id, inputs, params, **more)
 
-    Returns the last output of each request. Fails after `limit` steps: an engine must progress.
+
+def run_to_the_end(
+    llm: LLM, before_step: Mapping[int, Callable[[], None]] | None = None, limit: int = 2000
+) -> dict[str, RequestOutput]:
+    """Steps the engine until it is idle and nothing is left to do.
+
+    `before_step` holds what to do before a step, by its number. Returns the last output of each
+    request. Fails after `limit` steps: an engine must progress.
     """
-    finished: dict[str, RequestOutput] = {}
+    actions = dict(before_step or {})
+    outputs: dict[str, RequestOutput] = {}
     for number in range(limit):
-        if not llm.llm_engine.has_unfinished_requests():
-            return finished
-        each_step(number)
+        actions.pop(number, lambda: None)()
+        if not llm.llm_engine.has_unfinished_requests() and not actions:
+            return outputs
         for output in llm.llm_engine.step():
             assert isinstance(output, RequestOutput)
-            finished[output.request_id] = output
+            outputs[output.request_id] = output
     raise AssertionError(f"the engine is not idle after {limit} steps")
+
+
+def check_idle(llm: LLM) -> None:
+    """Nothing is left of any request, and every block but the reserved one is free."""
+    scheduler, pool = scheduler_of(llm), scheduler_of(llm).kv_cache_manager.block_pool
+    assert not [*scheduler.requests, *scheduler.running, *scheduler.waiting]
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    assert [block.block_id for block in pool.blocks if block.ref_cnt] in ([], [0])
+    assert not llm.llm_engine.output_processor.request_states
+    assert not llm.llm_engine.output_processor.parent_requests
+
+
+@contextmanager
+def counted_preemptions(llm: LLM) -> Iterator[list[str]]:
+    """Ids of the requests that are preempted. Fails when none was."""
+    scheduler = scheduler_of(llm)
+    preempted: list[str] = []
+    original = scheduler._preempt_request
+
+    def preempt(request: Request, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        original(request, *args, **kwargs)
+
+    scheduler._preempt_request = preempt  # type: ignore[method-assign]
+    try:
+        yield preempted
+    finally:
+        scheduler._preempt_request = original  # type: ignore[method-assign]
+    assert preempted, "nothing was preempted"

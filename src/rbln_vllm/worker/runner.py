@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runner: conducts a step through programs. Batch state and sampling are vLLM's."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -89,9 +90,24 @@ class ProgramRunner(CPUModelRunner):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
         try:
-            return cast(RunnerOutput, super().sample_tokens(grammar_output))
+            with self._unfinished_prompts_draw_nothing():
+                return cast(RunnerOutput, super().sample_tokens(grammar_output))
         except MissingProgramError as error:
             return self._refuse(error)
+
+    @contextmanager
+    def _unfinished_prompts_draw_nothing(self) -> Iterator[None]:
+        """Keep the seeded generators of rows whose prompt goes on: their token is dropped.
+
+        Upstream lets such a row draw and winds its generator back, which a CPU generator cannot.
+        """
+        generators = self.input_batch.generators
+        dropped = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        kept = {row: generators.pop(row) for row in dropped if row in generators}
+        try:
+            yield
+        finally:
+            generators.update(kept)
 
     def _refuse(self, error: MissingProgramError) -> RBLNModelRunnerOutput:
         """End the step without tokens; the scheduler ends its requests with an error."""
