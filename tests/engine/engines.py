@@ -181,10 +181,10 @@ def all_tokens(outputs: Sequence[RequestOutput]) -> list[list[int]]:
 
 def add(
     llm: LLM, request_id: str, tokens: Sequence[int], params: SamplingParams, **more: Any
-) -> None:
-    """Queues a request; `run_to_the_end` steps the engine."""
+) -> str:
+    """Queues a request; `run_to_the_end` steps the engine. Returns the engine's own id for it."""
     inputs: Any = {"prompt_token_ids": list(tokens)}
-    llm.llm_engine.add_request(request_id, inputs, params, **more)
+    return llm.llm_engine.add_request(request_id, inputs, params, **more)
 
 
 def run_to_the_end(
