@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from vllm import LLM
 
 from rbln_vllm.models.vllm_builder import VllmModelBuilder
+from rbln_vllm.toolchain import CaptureError
 from rbln_vllm.worker.program_store import ProgramsMissingError
 from tests.engine.engines import (
     CHUNK,
@@ -26,6 +30,7 @@ from tests.engine.engines import (
     report,
     running_engine,
 )
+from tests.models import ROOT
 from tests.oracle import hf_greedy
 
 # Prefill, decode of 1 and 2, logits of 1, 2 and 64 rows.
@@ -53,12 +58,14 @@ def own_cache(full_cache: Path, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def engine_on(root: Path, model_dir: Path, lazy: bool = False, **options: Any) -> Iterator[LLM]:
-    """An engine of two sequences whose cache is `root`; `lazy`: without warm-up."""
+def engine_on(
+    root: Path, model_dir: Path, lazy: bool = False, sequences: int = 2, **options: Any
+) -> Iterator[LLM]:
+    """An engine of few sequences whose cache is `root`; `lazy`: without warm-up."""
     warm_up = "0" if lazy else "1"
     with (
         environment(VLLM_CACHE_ROOT=str(root), VLLM_RBLN_ENABLE_WARM_UP=warm_up),
-        running_engine(model_dir, max_num_seqs=2, additional_config=options) as llm,
+        running_engine(model_dir, max_num_seqs=sequences, additional_config=options) as llm,
     ):
         yield llm
 
@@ -77,6 +84,10 @@ def check_output(llm: LLM, model_dir: Path) -> None:
     expected = hf_greedy(model_dir, PROMPTS, 6, ignore_eos=True)
     outputs = generate(llm, PROMPTS, greedy(6))
     assert all_tokens(outputs) == [item.token_ids for item in expected]
+
+
+def _no_compile(*_: object) -> None:
+    raise CaptureError("cannot be traced")
 
 
 @pytest.fixture
@@ -165,6 +176,32 @@ class TestWithoutWarmUp:
             check_output(llm, model_dir)
             assert report(llm)["compiled_after_ready"] == 2
         assert len(program_files(tmp_path)) == 5
+
+    def test_odd_requests_do_not_run_out_of_programs(self, tmp_path: Path, model_dir: Path) -> None:
+        """One sequence at a time and no warm-up: there is no budget of compiles to exceed (D16)."""
+        odd = [greedy(2), greedy(3, logprobs=20), greedy(1, prompt_logprobs=0), greedy(9, n=1)]
+        odd += [greedy(4, min_tokens=2, stop_token_ids=[5]), greedy(4, logit_bias={7: 9.0})]
+        lengths = (1, CHUNK, CHUNK + 1, 200)
+        with engine_on(tmp_path, model_dir, lazy=True, sequences=1) as llm:
+            for length in lengths:
+                for params in odd:
+                    (output,) = generate(llm, [prompt(length)], params)
+                    assert output.outputs[0].finish_reason in ("length", "stop")
+            # Prefill, decode, logits of one row and of many.
+            assert report(llm)["compiled_after_ready"] == report(llm)["total"] == 4
+
+    def test_a_program_that_cannot_be_compiled(
+        self, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ends the requests that need it, not the engine."""
+        with engine_on(tmp_path, model_dir, lazy=True) as llm:
+            generate(llm, PROMPTS[:1], greedy(2))
+            monkeypatch.setattr(VllmModelBuilder, "compile", _no_compile)
+            for output in generate(llm, PROMPTS, greedy(6)):
+                assert output.outputs[0].finish_reason == "error"
+                assert "cannot be traced" in str(output.outputs[0].stop_reason)
+            monkeypatch.undo()
+            check_output(llm, model_dir)
 
     def test_an_entry_removed_meanwhile(
         self, tmp_path: Path, model_dir: Path, vllm_log: list[str]
@@ -275,3 +312,33 @@ class TestNoCache:
         with engine_on(own_cache, model_dir) as llm:
             check_output(llm, model_dir)
         assert any("kept in memory" in line for line in vllm_log)
+
+
+TWO_STARTS = """
+from pathlib import Path
+from tests.engine.engines import generate, greedy, prompt, report, running_engine, tokens_of
+with running_engine(Path({model!r}), max_num_seqs=2) as llm:
+    print("TOKENS", tokens_of(generate(llm, [prompt(5)], greedy(6))[0]))
+"""
+
+
+def test_two_processes_start_at_once(tmp_path: Path, model_dir: Path) -> None:
+    """Both succeed: one compiles, the other waits for it or finds its programs."""
+    code = TWO_STARTS.format(model=str(model_dir))
+    variables = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    (expected,) = hf_greedy(model_dir, [prompt(5)], 6, ignore_eos=True)
+    for output in outputs:
+        assert f"TOKENS {expected.token_ids}" in output
+    assert sum("Compiling" in output for output in outputs) == 1
+    assert len(program_files(tmp_path)) == ALL

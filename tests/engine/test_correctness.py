@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from vllm import LLM
 
 from tests.engine.engines import (
@@ -16,11 +17,12 @@ from tests.engine.engines import (
     environment,
     generate,
     greedy,
+    kv_pools,
     prompt,
     report,
     running_engine,
 )
-from tests.oracle import hf_greedy
+from tests.oracle import hf_choice_gaps, hf_greedy
 
 EDGES = [1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 1]
 LAST = MAX_LEN - 1
@@ -117,3 +119,27 @@ def test_an_engine_in_its_own_process(tiny_llama_dir: Path) -> None:
         got = all_tokens(generate(llm, prompts, greedy(12)))
         assert report(llm)["compiled_after_ready"] == 0
     assert got == expected_tokens(tiny_llama_dir, prompts, 12)
+
+
+def test_enforced_fp32(tiny_llama_dir: Path) -> None:
+    """The option computes in float32 whatever the dtype asked for."""
+    prompts = [prompt(length, seed=10) for length in EDGES]
+    options = {"enforce_model_fp32": True}
+    with running_engine(tiny_llama_dir, dtype="bfloat16", additional_config=options) as llm:
+        assert {pool.dtype for pool in kv_pools(llm)} == {torch.float32}
+        got = all_tokens(generate(llm, prompts, greedy(12)))
+    assert got == expected_tokens(tiny_llama_dir, prompts, 12)
+
+
+def test_kv_cache_in_half_precision(tiny_llama_dir: Path) -> None:
+    """Keys and values are rounded, everything else is not: only near-ties may change.
+
+    float16 keeps 11 significant bits; rounding keys and values moves this model's logits (up to
+    about 10) by a few times 10 / 2^11.
+    """
+    prompts = [prompt(length, seed=10) for length in EDGES]
+    with running_engine(tiny_llama_dir, kv_cache_dtype="float16") as llm:
+        assert {pool.dtype for pool in kv_pools(llm)} == {torch.float16}
+        outputs = all_tokens(generate(llm, prompts, greedy(12)))
+    for tokens, output in zip(prompts, outputs, strict=True):
+        assert max(hf_choice_gaps(tiny_llama_dir, tokens, output)) < 8 * 10 / 2**11
