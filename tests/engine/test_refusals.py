@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
 
 from tests.engine.engines import (
     MAX_LEN,
     all_tokens,
+    check_idle,
     environment,
     generate,
     greedy,
@@ -200,11 +202,16 @@ def test_a_pool_below_one_sequence_is_refused(
     assert "until the pool has 9 blocks" in text
 
 
-def test_a_pool_of_exactly_one_sequence_serves_it(tiny_llama_dir: Path) -> None:
+def test_a_pool_of_exactly_one_sequence(tiny_llama_dir: Path) -> None:
+    """One token below the pool is served; the pool and one above get the limit in words (D03)."""
     with running_engine(tiny_llama_dir, num_gpu_blocks_override=9) as llm:
-        tokens = prompt(MAX_LEN - 1)
-        (output,) = generate(llm, [tokens], greedy(1))
-    assert tokens_of(output) == hf_greedy(tiny_llama_dir, [tokens], 1)[0].token_ids
+        for length in (MAX_LEN, MAX_LEN + 1):
+            with pytest.raises(VLLMValidationError, match=rf"{MAX_LEN}"):
+                generate(llm, [prompt(length)], greedy(1))
+            tokens = prompt(MAX_LEN - 1, seed=length)
+            (output,) = generate(llm, [tokens], greedy(1))
+            assert tokens_of(output) == hf_greedy(tiny_llama_dir, [tokens], 1)[0].token_ids
+        check_idle(llm)
 
 
 def test_more_kv_memory_than_the_machine_has_is_refused(tiny_llama_dir: Path) -> None:
