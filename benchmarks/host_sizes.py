@@ -1,91 +1,145 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill rate and decode step for chunk and block sizes: where HOST's defaults come from.
 
-One engine per configuration, all in this run; each figure is the median of several.
+Each configuration is compiled in a process of its own; then all programs run in this process,
+configurations in turn within a round, so that they share whatever else the machine does. Only
+programs are timed, not the engine around them.
 
-usage: python benchmarks/host_sizes.py MODEL [--json FILE]
+usage: python benchmarks/host_sizes.py MODEL [--rounds N] [--json FILE]
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+import torch
+from torch import Tensor
 
-CHUNKS = (128, 256, 512, 1024)
-BLOCKS = (16, 64, 128, 512)
+from environment import write_result
+from rbln_host.compiler.artifact import Artifact
+from rbln_host.runtime.executable import Executable
+
+MAX_MODEL_LEN, BATCH, PROMPT, CONTEXT = 2048, 8, 1024, 512
+CHUNKS, BLOCKS = (128, 256, 512, 1024), (16, 64, 128, 512)
 DEFAULT_CHUNK, DEFAULT_BLOCK = 512, 128
-PROMPT, BATCH, DECODE_TOKENS, REPEATS = 1024, 8, 24, 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """One configuration, in tokens."""
+
+    chunk: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Its programs, bound to a pool that holds one batch."""
+
+    sizes: Sizes
+    executable: Executable
+
+    def prefill(self) -> float:
+        """Tokens per second of a prompt of ``PROMPT`` tokens in chunks."""
+        chunk = self.sizes.chunk
+        started = time.perf_counter()
+        for start in range(0, PROMPT, chunk):
+            positions_N = torch.arange(start, start + chunk)
+            self.executable.run(f"prefill_b1_q{chunk}", self._inputs(positions_N, rows=1))
+        return PROMPT / (time.perf_counter() - started)
+
+    def decode(self) -> float:
+        """Milliseconds of a step of ``BATCH`` rows with ``CONTEXT`` tokens each."""
+        inputs = self._inputs(torch.full((BATCH,), CONTEXT), rows=BATCH)
+        started = time.perf_counter()
+        self.executable.run(f"decode_b{BATCH}_q1", inputs)
+        return (time.perf_counter() - started) * 1e3
+
+    def _inputs(self, positions_N: Tensor, rows: int) -> dict[str, Tensor]:
+        block, width = self.sizes.block, MAX_MODEL_LEN // self.sizes.block
+        used = -(-int(positions_N.max() + 1) // block)
+        table_BT = torch.zeros(rows, width, dtype=torch.int32)
+        table_BT[:, :used] = 1 + torch.arange(rows * used, dtype=torch.int32).view(rows, used)
+        row_N = torch.arange(positions_N.numel()) // (positions_N.numel() // rows)
+        block_N = table_BT[row_N, positions_N // block].long()
+        return {
+            "input_ids": torch.ones_like(positions_N, dtype=torch.int32),
+            "positions": positions_N,
+            "block_table": table_BT,
+            "slots": block_N * block + positions_N % block,
+            "query_pos": positions_N.int(),
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", nargs=2, type=int, metavar=("CHUNK", "BLOCK"))
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(measure(args.model, *args.one)))
-        return
-    sizes = [(chunk, DEFAULT_BLOCK) for chunk in CHUNKS]
-    sizes += [(DEFAULT_CHUNK, block) for block in BLOCKS if block != DEFAULT_BLOCK]
-    rows = [run_one(args.model, chunk, block) for chunk, block in sizes]
+    sizes = [Sizes(chunk, DEFAULT_BLOCK) for chunk in CHUNKS]
+    sizes += [Sizes(DEFAULT_CHUNK, block) for block in BLOCKS if block != DEFAULT_BLOCK]
+    with tempfile.TemporaryDirectory() as root:
+        rows = measure([load(compiled(args.model, one, Path(root)), one) for one in sizes], args)
     print(markdown(rows))
     if args.json:
-        from environment import write_result
-
         write_result(args.json, {"benchmark": "host_sizes", "rows": rows})
 
 
-def run_one(model: str, chunk: int, block: int) -> dict[str, float]:
-    """A process of its own, so that each engine starts from nothing."""
-    command = [sys.executable, __file__, model, "--one", str(chunk), str(block)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    row: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(row, flush=True)
-    return row
-
-
-def measure(model: str, chunk: int, block: int) -> dict[str, float]:
-    """Prefill tokens/s of one long prompt; milliseconds of a decode step of a batch."""
-    import numpy as np
-    from vllm import LLM
-
-    from stepping import Stepper, random_prompt
-
-    llm = LLM(
-        model,
-        max_model_len=2048,
-        max_num_seqs=BATCH,
-        max_num_batched_tokens=chunk,
-        block_size=block,
-        enable_prefix_caching=False,
+def compiled(model: str, sizes: Sizes, root: Path) -> Path:
+    """The artifact of a configuration, made by a compile-only start."""
+    cache = root / f"{sizes.chunk}-{sizes.block}"
+    code = (
+        "from vllm import LLM\n"
+        f"LLM({model!r}, max_model_len={MAX_MODEL_LEN}, max_num_seqs={BATCH}, "
+        f"max_num_batched_tokens={sizes.chunk}, block_size={sizes.block})\n"
     )
-    rng = np.random.default_rng(0)
-    prefill, decode = [], []
-    for repeat in range(REPEATS + 1):
-        stepper = Stepper(llm)
-        stepper.add(f"long-{repeat}", random_prompt(rng, PROMPT), 1)
-        started = time.perf_counter()
-        stepper.run()
-        prefill.append(PROMPT / (time.perf_counter() - started))
-        for row in range(BATCH):
-            stepper.add(f"{repeat}-{row}", random_prompt(rng, 128), DECODE_TOKENS)
-        trace = stepper.run()
-        # The last gaps are those of the full batch.
-        gaps = [gap for row in range(BATCH) for gap in trace.gaps(f"{repeat}-{row}")[-8:]]
-        decode.append(statistics.median(gaps) * 1e3)
-    return {
-        "chunk": chunk,
-        "block": block,
-        "prefill_tokens_per_s": round(statistics.median(prefill[1:])),
-        "decode_step_ms": round(statistics.median(decode[1:]), 1),
+    variables = {
+        **os.environ,
+        "VLLM_CACHE_ROOT": str(cache),
+        "VLLM_RBLN_COMPILE_ONLY": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
+    subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, check=True)
+    print(f"compiled: chunk {sizes.chunk}, block {sizes.block}", flush=True)
+    return next(cache.glob("rbln/*/*/rbln_config.json")).parent
+
+
+def load(directory: Path, sizes: Sizes) -> Loaded:
+    artifact, executable = Artifact.open(directory), Executable()
+    executable.add_artifact(artifact)
+    blocks = 1 + BATCH * (MAX_MODEL_LEN // sizes.block)
+    for index, layer in enumerate(artifact.manifest.model["kv_layers"]):
+        shape = (blocks, layer["num_kv_heads"], sizes.block, 2 * layer["head_size"])
+        pool = torch.zeros(shape, dtype=getattr(torch, layer["dtype"]))
+        executable.bind({f"kv_{index}": pool})
+    return Loaded(sizes, executable)
+
+
+def measure(loaded: list[Loaded], args: argparse.Namespace) -> list[dict[str, float]]:
+    prefill: dict[Sizes, list[float]] = {one.sizes: [] for one in loaded}
+    decode: dict[Sizes, list[float]] = {one.sizes: [] for one in loaded}
+    for number in range(args.rounds + 1):
+        for one in loaded:
+            rate, step = one.prefill(), one.decode()
+            if number:  # the first round warms up
+                prefill[one.sizes].append(rate)
+                decode[one.sizes].append(step)
+    return [
+        {
+            "chunk": sizes.chunk,
+            "block": sizes.block,
+            "prefill_tokens_per_s": round(statistics.median(prefill[sizes])),
+            "decode_step_ms": round(statistics.median(decode[sizes]), 1),
+        }
+        for sizes in prefill
+    ]
 
 
 def markdown(rows: list[dict[str, float]]) -> str:
