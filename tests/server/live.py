@@ -167,8 +167,9 @@ class LiveServer:
         wait_until(lambda: self.metrics().is_idle, "the engine idle, without a block held")
 
 
-_KNOWN = ("max_tokens", "temperature", "n", "echo", "logprobs", "stop", "seed", "model", "top_p")
-_KNOWN += ("stream_options", "logit_bias", "extra_headers")
+# What the client takes; all else is vLLM's own.
+_KNOWN = {"model", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "echo", "logprobs"}
+_KNOWN |= {"stream_options", "logit_bias", "extra_headers"}
 
 
 def _split(prompt: Any, more: Mapping[str, Any]) -> dict[str, Any]:

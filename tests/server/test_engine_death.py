@@ -25,12 +25,13 @@ def own_server(tiny_llama_dir: Path, tmp_path: Path) -> Iterator[LiveServer]:
     """A server for the test to break."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    told = {
-        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": str(STUCK_AFTER_S),
-        "TMPDIR": str(scratch),
-    }
     arguments = [*serve_arguments(tiny_llama_dir), "--enable-server-load-tracking"]
-    with running_server(arguments, tmp_path / "log", **told) as server:
+    with running_server(
+        arguments,
+        tmp_path / "log",
+        VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=str(STUCK_AFTER_S),
+        TMPDIR=str(scratch),
+    ) as server:
         assert list(scratch.glob("*.counters"))
         yield server
     assert not list(scratch.glob("*.counters")), "a file outlived the server"

@@ -23,8 +23,8 @@ TOLERANCE = 2e-4
 @torch.inference_mode()
 def forward_scores(model_dir: Path, tokens: Sequence[int]) -> torch.Tensor:
     """Log-probabilities `[len(tokens) - 1, vocabulary]`; row i is about token i + 1."""
-    logits = load_model(model_dir, torch.float32)(torch.tensor([list(tokens)])).logits[0]
-    return logits[:-1].log_softmax(-1)
+    logits: torch.Tensor = load_model(model_dir, torch.float32)(torch.tensor([tokens])).logits
+    return logits[0, :-1].log_softmax(-1)
 
 
 def score(server: LiveServer, tokens: Sequence[int], logprobs: int = 1) -> Any:

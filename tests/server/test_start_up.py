@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import openai
@@ -23,6 +25,7 @@ from tests.server.live import (
     running_server,
     serve_arguments,
     server_environment,
+    wait_until,
 )
 from tests.server_process import fetch, free_port
 
@@ -114,15 +117,37 @@ def test_require_precompiled_names_what_is_missing(tiny_llama_dir: Path, cache_r
     assert compiled(ended.stdout) == []
 
 
+@contextmanager
+def paused_compile(logs: Sequence[Path]) -> Iterator[Path]:
+    """Stops the first engine that begins to compile while the block lasts; yields its log."""
+    beginning = re.compile(r"EngineCore pid=(\d+).*Building the model to compile from")
+
+    def engine_of(log: Path) -> int:
+        found = beginning.search(log.read_text()) if log.exists() else None
+        return int(found[1]) if found else 0
+
+    wait_until(lambda: any(map(engine_of, logs)), "an engine that compiles")
+    log = max(logs, key=engine_of)
+    os.kill(engine_of(log), signal.SIGSTOP)
+    try:
+        yield log
+    finally:
+        os.kill(engine_of(log), signal.SIGCONT)
+
+
 def test_two_at_once_compile_once(tiny_llama_dir: Path, cache_root: Path, tmp_path: Path) -> None:
     arguments = serve_arguments(tiny_llama_dir)
     logs = [tmp_path / "first", tmp_path / "second"]
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=2) as pool:
         starts = [running_server(arguments, log, cache_root) for log in logs]
-        for server in pool.map(stack.enter_context, starts):
+        servers = pool.map(stack.enter_context, starts)
+        with paused_compile(logs) as first:
+            (second,) = (log for log in logs if log != first)
+            wait_until(lambda: "Another process is compiling" in second.read_text(), "a wait")
+        for server in servers:
             check_answers(server, tiny_llama_dir)
-    steps = sorted(compiled(log.read_text()) for log in logs)
-    assert steps == [[], [(k, PROGRAMS) for k in range(1, PROGRAMS + 1)]]
+    assert compiled(first.read_text()) == [(k, PROGRAMS) for k in range(1, PROGRAMS + 1)]
+    assert compiled(second.read_text()) == []
 
 
 def test_strict_programs_refuse_requests_and_keep_the_engine(
