@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.engine.engines import (
     recorded_steps,
     run_to_the_end,
     running_engine,
+    scheduler_of,
     tokens_of,
 )
 from tests.oracle import hf_greedy
@@ -49,11 +50,15 @@ def run(llm: LLM, abort_at: dict[int, list[str]]) -> dict[str, RequestOutput]:
     """All three requests; `abort_at` names those that end before a step, by its number."""
     for name, length in LENGTHS.items():
         add(llm, name, prompt(length), greedy(NEW))
-    aborts: dict[int, Callable[[], None]] = {
-        step: lambda names=names: llm.llm_engine.abort_request(names)
-        for step, names in abort_at.items()
-    }
-    return run_to_the_end(llm, aborts)
+
+    def abort(names: list[str]) -> None:
+        llm.llm_engine.abort_request(names)
+        known = {request_id.rpartition("-")[0] for request_id in scheduler_of(llm).requests}
+        assert not known & set(names)
+
+    return run_to_the_end(
+        llm, {step: lambda names=names: abort(names) for step, names in abort_at.items()}
+    )
 
 
 @pytest.fixture(scope="module")
