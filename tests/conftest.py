@@ -18,6 +18,15 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """vLLM has one platform a process; the scheduler's tests want its own, engines want ours."""
+    folders = {item.path.relative_to(session.config.rootpath).parts[1:3] for item in session.items}
+    if ("unit", "core") in folders and any(folder[0] != "unit" for folder in folders):
+        raise pytest.UsageError(
+            "run tests/unit, tests/engine and tests/server one at a time, as `make test` does"
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither find nor leave compiled programs in the user's own cache."""
