@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 
 from rbln_vllm import envs
@@ -63,7 +64,8 @@ REFUSALS = (
     ),
     Refusal(
         "Model runner V2 is not supported. Set VLLM_USE_V2_MODEL_RUNNER=0.",
-        lambda c: c.use_v2_model_runner,
+        # Asked for: without Triton vLLM falls back to V1 and says so in a warning only.
+        lambda c: c.use_v2_model_runner or bool(vllm_envs.VLLM_USE_V2_MODEL_RUNNER),
     ),
     Refusal(
         "The KV cache has the model's dtype; fp8 is not built yet: leave out --kv-cache-dtype.",
