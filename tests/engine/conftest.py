@@ -13,7 +13,10 @@ from unittest.mock import patch
 import pytest
 from vllm import LLM
 from vllm import logger as vllm_logger
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+)
 
 import rbln_host.compiler
 import rbln_host.ops
@@ -38,7 +41,8 @@ def engine_environment(private_compile_cache: None) -> Iterator[None]:
         patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
     ):
         yield
-    cleanup_dist_env_and_memory()
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 def _fresh_cache_root(root: Path) -> Path:

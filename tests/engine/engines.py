@@ -43,7 +43,7 @@ DEFAULTS: Mapping[str, Any] = {
 @contextmanager
 def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
     """An engine with `DEFAULTS`, changed by `arguments`; shut down at the end."""
-    vllm.envs.disable_envs_cache()  # an engine in this process has frozen what it read
+    vllm.envs.disable_envs_cache()
     llm = LLM(str(model_dir), **{**DEFAULTS, **arguments})
     try:
         yield llm
@@ -57,6 +57,7 @@ def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
 def environment(**variables: str | None) -> Iterator[None]:
     """Sets variables (None removes one) and puts the old values back."""
     before = {name: os.environ.get(name) for name in variables}
+    vllm.envs.disable_envs_cache()  # an engine in this process has frozen what it read
     _write_environment(variables)
     try:
         yield

@@ -325,7 +325,8 @@ with running_engine(Path({model!r}), max_num_seqs=2) as llm:
 def test_two_processes_start_at_once(tmp_path: Path, model_dir: Path) -> None:
     """Both succeed: one compiles, the other waits for it or finds its programs."""
     code = TWO_STARTS.format(model=str(model_dir))
-    variables = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables = {**os.environ, "VLLM_CACHE_ROOT": str(tmp_path), "PYTHONPATH": path}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", code],
