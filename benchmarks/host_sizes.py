@@ -26,7 +26,7 @@ from rbln_host.compiler.artifact import Artifact
 from rbln_host.runtime.executable import Executable
 
 MAX_MODEL_LEN, BATCH, PROMPT, CONTEXT = 2048, 8, 1024, 512
-CHUNKS, BLOCKS = (128, 256, 512, 1024), (16, 64, 128, 512)
+CHUNKS, BLOCKS = (64, 128, 256, 512, 1024), (16, 64, 128, 512)
 DEFAULT_CHUNK, DEFAULT_BLOCK = 512, 128
 
 
