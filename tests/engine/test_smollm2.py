@@ -15,6 +15,7 @@ from tests.engine.engines import all_tokens, generate, greedy, report, running_e
 from tests.oracle import Greedy, hf_greedy
 
 SIZES = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256}
+NEW = 16
 TEXTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived",
@@ -49,7 +50,7 @@ def prompts(smollm2_dir: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def truth(smollm2_dir: Path, prompts: list[list[int]]) -> list[Greedy]:
-    return hf_greedy(smollm2_dir, prompts, 24, ignore_eos=True)
+    return hf_greedy(smollm2_dir, prompts, NEW, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def bf16_llm(smollm2_dir: Path) -> Iterator[LLM]:
 
 
 def test_fp32_eight_at_a_time(fp32_llm: LLM, prompts: list[list[int]], truth: list[Greedy]) -> None:
-    outputs = generate(fp32_llm, prompts, greedy(24))
+    outputs = generate(fp32_llm, prompts, greedy(NEW))
     assert all_tokens(outputs) == [item.token_ids for item in truth]
     assert report(fp32_llm)["compiled_after_ready"] == 0
 
@@ -79,7 +80,7 @@ def test_fp32_alone(fp32_llm: LLM, prompts: list[list[int]], truth: list[Greedy]
 def test_bf16_eight_at_a_time(
     bf16_llm: LLM, smollm2_dir: Path, prompts: list[list[int]], truth: list[Greedy]
 ) -> None:
-    outputs = generate(bf16_llm, prompts, greedy(24, logprobs=1))
+    outputs = generate(bf16_llm, prompts, greedy(NEW, logprobs=1))
     assert check_bf16(smollm2_dir, outputs, truth) > 0.5
 
 
