@@ -125,7 +125,8 @@ class InPlace(nn.Module):
 class Casts(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         same = hidden.float().to(torch.float32).contiguous()
-        wide = hidden.to(torch.float64).float()
+        # The exporter traces the question about dtypes too.
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float64)).float()
         copied = hidden.to(torch.float32, copy=True)
         copied.add_(1)
         return same + wide, hidden + copied
