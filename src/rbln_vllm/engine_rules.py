@@ -71,6 +71,10 @@ REFUSALS = (
         "The KV cache has the model's dtype; fp8 is not built yet: leave out --kv-cache-dtype.",
         lambda c: c.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"),
     ),
+    Refusal(
+        "--load-format bitsandbytes quantises while loading, which is not built yet: leave it out.",
+        lambda c: c.load_config.load_format == "bitsandbytes",
+    ),
 )
 
 MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (

@@ -80,6 +80,7 @@ NOT_BUILT = (
     Refused(("--no-enable-chunked-prefill",), {"enable_chunked_prefill": False}),
     Refused(("fp8", "--kv-cache-dtype"), {"kv_cache_dtype": "fp8"}),
     Refused(("Quantised", "unquantised model"), {"quantization": "fp8"}),
+    Refused(("--load-format bitsandbytes",), {"load_format": "bitsandbytes"}),
     Refused(("Pooling", "only text generation"), {"runner": "pooling"}),
     Refused(("--enable-prompt-embeds",), {"enable_prompt_embeds": True}),
     Refused(("--kv-transfer-config",), {"kv_transfer_config": CONNECTOR}),
