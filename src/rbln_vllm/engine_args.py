@@ -61,6 +61,11 @@ def _check_raw(args: "EngineArgs") -> None:
     if args.async_scheduling:
         logger.warning_once("Disabling asynchronous scheduling: it is not built yet")
     args.async_scheduling = False
+    if envs.host_executor() == "native":
+        raise ValueError(
+            "RBLN_HOST_EXECUTOR=native: the native executor is not built yet. Unset it; programs "
+            "run on the reference executor"
+        )
     if args.attention_backend not in (None, "CUSTOM"):
         raise ValueError(f"Cannot use {args.attention_backend} backend on RBLN.")
     if envs.compile_only() and envs.compile_cache_disabled():

@@ -105,7 +105,8 @@ _HOST_EXECUTOR = Variable(
     "RBLN_HOST_EXECUTOR",
     parse_executor,
     "auto",
-    "Which executor runs programs on HOST: `auto`, `native` or `reference` (eager, the oracle).",
+    "Which executor runs programs on HOST: `auto` or `reference` (today the same); `native` is "
+    "refused: it is not built yet.",
 )
 _CACHE_ROOT = Variable(
     "VLLM_CACHE_ROOT",

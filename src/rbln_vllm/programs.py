@@ -8,6 +8,8 @@ reach no shape outside it.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rbln_vllm.buckets import bucket_for
+
 
 class Role(StrEnum):
     """What a program computes."""
@@ -102,10 +104,7 @@ class ProgramTable:
 
     def decode_for(self, batch: int) -> ProgramKey:
         """The smallest decode program of at least ``batch`` rows; ValueError when none is."""
-        for key in self.decodes:
-            if key.batch >= batch:
-                return key
-        raise ValueError(f"no decode bucket holds {batch} sequences; largest is {self.decodes[-1]}")
+        return ProgramKey(Role.DECODE, bucket_for(batch, self.decode_buckets))
 
     def logits_for(self, rows: int) -> ProgramKey:
         """The smallest logits program of at least ``rows`` rows, or else the widest there is
