@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``rbln::`` operator set: schema and eager reference, one file per family."""
 
+from rbln_host.ops.activation import ACTIVATIONS, gated_activation
 from rbln_host.ops.attention import PADDING_POSITION, paged_attention
+from rbln_host.ops.elementwise import elementwise
 from rbln_host.ops.kv_cache import PADDING_SLOT, write_kv
-from rbln_host.ops.norm import fused_add_rms_norm, rms_norm
+from rbln_host.ops.linear import gated_linear, linear
+from rbln_host.ops.norm import fused_add_rms_norm, layer_norm, rms_norm
+from rbln_host.ops.rotary import rotary_embedding, rotary_write_kv
 
 __all__ = [
+    "ACTIVATIONS",
     "PADDING_POSITION",
     "PADDING_SLOT",
+    "elementwise",
     "fused_add_rms_norm",
+    "gated_activation",
+    "gated_linear",
+    "layer_norm",
+    "linear",
     "paged_attention",
     "rms_norm",
+    "rotary_embedding",
+    "rotary_write_kv",
     "write_kv",
 ]

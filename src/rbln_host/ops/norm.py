@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rbln::rms_norm`` and ``rbln::fused_add_rms_norm`` (Zhang and Sennrich, 2019)."""
+"""``rbln::rms_norm`` and ``rbln::fused_add_rms_norm`` (Zhang and Sennrich, 2019), and
+``rbln::layer_norm`` (Ba et al., 2016)."""
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rbln_host.ops.library import define
 
@@ -45,6 +47,22 @@ def fused_add_rms_norm(
     if weight_H is not None:
         normed_NH = normed_NH.to(weight_H.dtype) * weight_H
     return normed_NH.to(hidden_NH.dtype), sum_NH.to(hidden_NH.dtype)
+
+
+@define(
+    "layer_norm(Tensor hidden_NH, Tensor? weight_H, Tensor? bias_H, float epsilon) -> Tensor",
+    meta=lambda hidden_NH, *_args: hidden_NH.new_empty(hidden_NH.shape),
+)
+def layer_norm(
+    hidden_NH: Tensor, weight_H: Tensor | None, bias_H: Tensor | None, epsilon: float
+) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, scale, shift; in fp32, rounded once."""
+    weight = None if weight_H is None else weight_H.float()
+    bias = None if bias_H is None else bias_H.float()
+    normed_NH = functional.layer_norm(
+        hidden_NH.float(), hidden_NH.shape[-1:], weight, bias, epsilon
+    )
+    return normed_NH.to(hidden_NH.dtype).contiguous()
 
 
 def _normalise(hidden_NH: Tensor, epsilon: float, variance_size: int) -> Tensor:
