@@ -3,27 +3,30 @@
 
 ::
 
-    rbln_config.json            manifest: what this is, what made it, digests of every file
-    programs/<name>.json        one program each
-    weights/<n>.safetensors     weights, shared by all programs and memory-mapped
+    rbln_config.json            manifest: what this is, what made it, digests of every file,
+                                shape and layouts of every weight
+    programs/<name>.json        one lowered program each
+    weights/<n>.safetensors     weights, packed once for all programs and memory-mapped
 
-Everything is data. A file that is missing, truncated or altered is an :class:`ArtifactError`.
+Everything is data. A weight's file key is a digest of its content, so that names of equal content
+share what is stored. A file that is missing, truncated or altered is an :class:`ArtifactError`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from rbln_host.compiler.capture import Captured, canonical_names
-from rbln_host.compiler.files import digest, digest_file, replacing, write_atomically
+from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.files import digest, digest_file, write_atomically
 from rbln_host.compiler.graph import Graph
+from rbln_host.compiler.lowering import lowered
 from rbln_host.compiler.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from rbln_host.compiler.serial import dumps, loads
+from rbln_host.compiler.storing import plan_weights
+from rbln_host.compiler.weight_files import Pending, read_weight_file, write_weight_file
+from rbln_host.compiler.weights import Weight
 from rbln_host.errors import ArtifactError
 
 __all__ = [
@@ -49,9 +52,11 @@ class Artifact:
 
     @classmethod
     def open(cls, directory: Path) -> "Artifact":
-        """Raises ArtifactError when a file is missing, truncated or altered."""
+        """Raises ArtifactError when a file is missing, truncated or altered, or when the weights
+        are not those that the manifest lists."""
         artifact = cls.read(directory)
         artifact.verify()
+        artifact.weights()  # maps them and compares shapes, but reads none
         return artifact
 
     @classmethod
@@ -105,17 +110,23 @@ class Artifact:
             raise ArtifactError(f"{path} holds the program {graph.name!r}, not {name!r}")
         return graph
 
-    def weights(self) -> dict[str, Tensor]:
-        """Every weight, memory-mapped: pages are read on first use and shared by processes."""
-        loaded: dict[str, Tensor] = {}
+    def weights(self) -> dict[str, Weight]:
+        """Every weight, memory-mapped: pages are read on first use and shared by processes.
+
+        Raises ArtifactError when a file cannot be read or lacks what the manifest promises.
+        """
+        stored: dict[str, Tensor] = {}
         for entry in self.manifest.weights.values():
-            path = self._path(entry)
-            try:
-                with safe_open(path, framework="pt") as shard:
-                    loaded.update({name: shard.get_tensor(name) for name in shard.keys()})  # noqa: SIM118
-            except (OSError, SafetensorError) as error:
-                raise ArtifactError(f"{path} cannot be read: {error}") from error
-        return loaded
+            stored.update(read_weight_file(self._path(entry)))
+        return {name: self._weight(name, stored) for name in self.manifest.tensors}
+
+    def _weight(self, name: str, stored: Mapping[str, Tensor]) -> Weight:
+        entry = self.manifest.tensors[name]
+        try:
+            copies = {layout: stored[entry.key(layout)] for layout in entry.layouts}
+            return Weight(entry.spec, copies)
+        except (KeyError, ValueError) as error:
+            raise ArtifactError(f"{self.directory}: weight {name!r}: {error!r:.200}") from error
 
     def _path(self, entry: FileEntry) -> Path:
         path = self.directory / entry.path
@@ -129,66 +140,25 @@ class Artifact:
 
 
 def write_artifact(directory: Path, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
-    """Add programs and the weights they need to ``directory``; the manifest is replaced last.
+    """Add programs, lowered, and the weights they need to ``directory``; the manifest is replaced
+    last.
 
     Existing programs and weights named by ``manifest`` stay. Raises OSError when the disk does,
     ValueError when two different weights have one name.
     """
     (directory / "programs").mkdir(parents=True, exist_ok=True)
     (directory / "weights").mkdir(exist_ok=True)
-    items = _one_name_each(list(captured))
-    missing = _new_weights(items, Artifact(directory, manifest).weights())
+    items = lowered(captured)
+    wanted = plan_weights(items, manifest.tensors)
     programs = {item.graph.name: _write_program(directory, item.graph) for item in items}
     manifest = replace(
         manifest,
         programs={**manifest.programs, **programs},
-        weights={**manifest.weights, **_write_weights(directory, manifest, missing)},
+        weights={**manifest.weights, **_write_weights(directory, manifest, wanted.pending)},
+        tensors={**manifest.tensors, **wanted.entries},
     )
     write_atomically(directory / MANIFEST, manifest.to_json().encode())
     return Artifact(directory, manifest)
-
-
-def _one_name_each(items: list[Captured]) -> list[Captured]:
-    """Rename weights so that the same memory has one name in all programs (tied weights)."""
-    names = canonical_names(pair for item in items for pair in item.weights.items())
-    return [
-        Captured(
-            replace(
-                item.graph,
-                weights={value: names[weight] for value, weight in item.graph.weights.items()},
-            ),
-            {names[weight]: tensor for weight, tensor in item.weights.items()},
-        )
-        for item in items
-    ]
-
-
-def _new_weights(items: Iterable[Captured], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that ``known`` lacks. ValueError when a name stands for two different weights."""
-    new: dict[str, Tensor] = {}
-    for item in items:
-        for name, tensor in item.weights.items():
-            if name in known:
-                # Of stored weights the content is vouched for by the artifact's key.
-                same = _alike(known[name], tensor)
-            else:
-                same = _same(new.setdefault(name, tensor), tensor)
-            if not same:
-                raise ValueError(f"two different weights are called {name!r}")
-    return new
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Equal bit for bit (a NaN equals itself)."""
-    return one is other or (_alike(one, other) and torch.equal(_raw(one), _raw(other)))
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.dtype) == (other.shape, other.dtype)
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _write_program(directory: Path, graph: Graph) -> FileEntry:
@@ -199,37 +169,26 @@ def _write_program(directory: Path, graph: Graph) -> FileEntry:
 
 
 def _write_weights(
-    directory: Path, manifest: Manifest, weights: Mapping[str, Tensor]
+    directory: Path, manifest: Manifest, pending: Iterable[Pending]
 ) -> dict[str, FileEntry]:
     written = {}
-    for number, shard in enumerate(_shards(weights), start=len(manifest.weights)):
+    for number, shard in enumerate(_shards(pending), start=len(manifest.weights)):
         path = directory / "weights" / f"{number:05d}.safetensors"
-        with replacing(path) as temporary:
-            temporary.touch()
-            mode = temporary.stat().st_mode
-            save_file(shard, temporary)  # makes it readable by its owner only
-            temporary.chmod(mode)
+        write_weight_file(path, shard)
         relative = path.relative_to(directory).as_posix()
         written[str(number)] = FileEntry(relative, path.stat().st_size, digest_file(path))
     return written
 
 
-def _shards(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Groups of about ``SHARD_BYTES``, so that writing needs little memory beside the weights."""
-    shard: dict[str, Tensor] = {}
+def _shards(pending: Iterable[Pending]) -> Iterator[list[Pending]]:
+    """Files of about ``SHARD_BYTES``."""
+    shard: list[Pending] = []
     size = 0
-    for name, tensor in weights.items():
-        if shard and size + tensor.nbytes > SHARD_BYTES:
+    for item in pending:
+        if shard and size + item.nbytes > SHARD_BYTES:
             yield shard
-            shard, size = {}, 0
-        shard[name] = _storable(tensor, shard)
-        size += tensor.nbytes
+            shard, size = [], 0
+        shard.append(item)
+        size += item.nbytes
     if shard:
         yield shard
-
-
-def _storable(tensor: Tensor, shard: Mapping[str, Tensor]) -> Tensor:
-    """Contiguous, and copied if it is a view of memory that the shard already holds."""
-    pointer = tensor.untyped_storage().data_ptr()
-    taken = pointer and any(t.untyped_storage().data_ptr() == pointer for t in shard.values())
-    return tensor.clone(memory_format=torch.contiguous_format) if taken else tensor.contiguous()

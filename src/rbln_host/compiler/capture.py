@@ -90,12 +90,13 @@ def canonical_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     pairs = list(named)
     least: dict[Any, str] = {}
     for name, tensor in pairs:
-        key = _memory(tensor)
+        key = memory_of(tensor)
         least[key] = min(name, least.get(key, name))
-    return {name: least[_memory(tensor)] for name, tensor in pairs}
+    return {name: least[memory_of(tensor)] for name, tensor in pairs}
 
 
-def _memory(tensor: Tensor) -> Any:
+def memory_of(tensor: Tensor) -> Any:
+    """Equal for two tensors that are the same elements of the same memory."""
     pointer = tensor.untyped_storage().data_ptr()
     return (pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 

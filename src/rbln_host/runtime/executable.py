@@ -8,8 +8,10 @@ from torch import Tensor
 from rbln_host.compiler.artifact import Artifact
 from rbln_host.compiler.capture import Captured
 from rbln_host.compiler.graph import Graph
+from rbln_host.compiler.lowering import lowered
 from rbln_host.errors import MissingProgramError
 from rbln_host.runtime.interpreter import Interpreter
+from rbln_host.runtime.weight_store import WeightStore
 
 
 class Executable:
@@ -21,7 +23,7 @@ class Executable:
     def __init__(self) -> None:
         self._sources: dict[str, Callable[[], Graph]] = {}
         self._programs: dict[str, Interpreter] = {}
-        self._weights: dict[str, Tensor] = {}
+        self._weights = WeightStore()
         self._bound: dict[str, Tensor] = {}
 
     def add_artifact(self, artifact: Artifact) -> None:
@@ -30,11 +32,12 @@ class Executable:
             self._sources[name] = lambda name=name: artifact.program(name)  # type: ignore[misc]
         self._weights.update(artifact.weights())
 
-    def add(self, captured: Captured) -> None:
-        """Offer a program that was just compiled and is in memory."""
-        self._sources[captured.graph.name] = lambda: captured.graph
-        for name, tensor in captured.weights.items():
-            self._weights.setdefault(name, tensor)
+    def add(self, *captured: Captured) -> None:
+        """Offer programs that were just compiled and are in memory."""
+        items = lowered(captured)
+        for item in items:
+            self._sources[item.graph.name] = lambda graph=item.graph: graph  # type: ignore[misc]
+        self._weights.add(items)
 
     @property
     def program_names(self) -> frozenset[str]:
@@ -42,8 +45,8 @@ class Executable:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, counted once however many programs read them."""
-        return sum(tensor.nbytes for tensor in self._weights.values())
+        """Bytes of all weights as stored (packed), once however many programs read them."""
+        return self._weights.nbytes
 
     def load(self, name: str) -> Interpreter:
         """Read a program and bind its weights; MissingProgramError when it is not here."""
@@ -51,9 +54,14 @@ class Executable:
         if program is None:
             if name not in self._sources:
                 raise MissingProgramError(f"program {name} has not been compiled")
-            program = Interpreter(self._sources[name](), self._weights)
+            program = self._load(self._sources[name]())
             self._programs[name] = program
         return program
+
+    def _load(self, graph: Graph) -> Interpreter:
+        names = set(graph.weights.values())
+        weights = {name: self._weights.plain(name) for name in names if name in self._weights}
+        return Interpreter(graph, weights)
 
     def bind(self, inputs: Mapping[str, Tensor]) -> None:
         """Use these tensors for inputs of these names in every later run."""

@@ -212,8 +212,7 @@ class ProgramStore:
             self._artifact = stored
             self.executable.add_artifact(stored)
             return
-        for item in captured:
-            self.executable.add(item)
+        self.executable.add(*captured)
 
     def _store(self, key: CacheKey, captured: list[Captured]) -> Artifact:
         if self._artifact is None:

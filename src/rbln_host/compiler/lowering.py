@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From captured programs to those that are stored and run."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rbln_host.compiler.capture import Captured, canonical_names
+from rbln_host.compiler.passes import optimise
+
+
+def lowered(captured: Iterable[Captured]) -> list[Captured]:
+    """Programs in fused operators, with one name for the same memory in all (tied weights).
+
+    Lowering what is lowered changes nothing.
+    """
+    return [_lower(item) for item in _one_name_each(list(captured))]
+
+
+def _lower(item: Captured) -> Captured:
+    graph = optimise(item.graph)
+    read = set(graph.weights.values())
+    return Captured(graph, {name: item.weights[name] for name in item.weights if name in read})
+
+
+def _one_name_each(items: list[Captured]) -> list[Captured]:
+    names = canonical_names(pair for item in items for pair in item.weights.items())
+    return [
+        Captured(
+            replace(
+                item.graph,
+                weights={value: names[weight] for value, weight in item.graph.weights.items()},
+            ),
+            {names[weight]: tensor for weight, tensor in item.weights.items()},
+        )
+        for item in items
+    ]
