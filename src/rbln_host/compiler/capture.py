@@ -3,7 +3,6 @@
 
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import blake3
@@ -13,11 +12,13 @@ from torch.export.graph_signature import InputKind
 
 from rbln_host.compiler.aliases import written_values
 from rbln_host.compiler.export import export_module
-from rbln_host.compiler.graph import Argument, Command, Graph, Ref, TensorSpec
+from rbln_host.compiler.graph import Argument, Captured, Command, Graph, Ref, TensorSpec
 from rbln_host.compiler.operators import NAMESPACES, refusal
 from rbln_host.compiler.passes import optimise
 from rbln_host.compiler.serial import argument_to_json
 from rbln_host.errors import CaptureError
+
+__all__ = ["Captured", "canonical_names", "capture", "named_tensors", "read_program"]
 
 # Checks, and a question about dtypes that was answered while the module was traced.
 _DROPPED = frozenset(
@@ -30,15 +31,6 @@ _DROPPED = frozenset(
 )
 _SIZES = (int, torch.SymInt, torch.SymBool)
 """What a node gives that computes with sizes; none of it is left in a program."""
-
-
-@dataclass(frozen=True)
-class Captured:
-    """A program and the weights it reads, by the names the artifact will use."""
-
-    graph: Graph
-    weights: Mapping[str, Tensor]
-    """Weight name -> tensor, for exactly the names in ``graph.weights``."""
 
 
 def capture(

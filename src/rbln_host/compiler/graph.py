@@ -5,7 +5,7 @@ A command applies one operator of the ``aten`` or ``rbln`` namespace. Arguments 
 which :class:`Ref` stands for a value; that is all a program file holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,15 @@ class Graph:
         yield from self.weights
         for command in self.commands:
             yield from filter(None, command.outputs)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program and the weights it reads, by the names the artifact will use."""
+
+    graph: Graph
+    weights: Mapping[str, torch.Tensor]
+    """Weight name -> tensor, for exactly the names in ``graph.weights``."""
 
 
 def references(argument: Argument) -> Iterator[str]:
