@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// paged_attention for few queries: one query, one KV head, one part of the context per item.
+#pragma once
+
+#include "attention.h"
+
+namespace rbln {
+namespace RBLN_ISA {
+
+// Adds pairs of vectors lane by lane until one is left whose lane i is the sum of vector i.
+RBLN_INLINE Vec sum_each(Vec (&v)[16]) {
+  const IVec low8 = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+  const IVec low4 = {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+  const IVec low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+  const IVec low1 = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
+  const auto fold = [](Vec a, Vec b, IVec low, int step) {
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + step);
+  };
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) v[i] = fold(v[i], v[i + 8], low8, 8);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) v[i] = fold(v[i], v[i + 4], low4, 4);
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) v[i] = fold(v[i], v[i + 2], low2, 2);
+  return fold(v[0], v[1], low1, 1);
+}
+
+// Products of one query with 16 keys. Rows from `count` on repeat the last one: nothing outside is
+// read, and the caller drops their lanes.
+template <class T>
+RBLN_INLINE Vec dot_keys(const float* query, const T* keys, int64_t stride, int64_t count,
+                         int64_t size) {
+  Vec acc[16] = {};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const Vec q = load_some(query + i, size - i);
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      acc[j] += q * load_some(keys + std::min<int64_t>(j, count - 1) * stride + i, size - i);
+    }
+  }
+  return sum_each(acc);
+}
+
+#if defined(__AVX512BF16__)
+RBLN_INLINE UVec load_pairs(const BFloat16* p, int64_t count) {
+  const __mmask32 mask = count >= 32 ? 0xffffffffu : (1u << count) - 1;
+  return bit_cast<UVec>(_mm512_maskz_loadu_epi16(mask, p));
+}
+
+// bf16 queries are kept as they are: `query` holds their bits.
+RBLN_INLINE Vec dot_keys(const BFloat16* query, const BFloat16* keys, int64_t stride, int64_t count,
+                         int64_t size) {
+  Vec acc[16] = {};
+  for (int64_t i = 0; i < size; i += 32) {
+    const UVec q = load_pairs(query + i, size - i);
+    if (count >= 16 && size - i >= 32) {
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) {
+        UVec k;
+        std::memcpy(&k, keys + j * stride + i, 64);
+        acc[j] = dot_pairs(acc[j], q, k);
+      }
+    } else {
+#pragma GCC unroll 16
+      for (int j = 0; j < 16; ++j) {
+        const BFloat16* row = keys + std::min<int64_t>(j, count - 1) * stride + i;
+        acc[j] = dot_pairs(acc[j], q, load_pairs(row, size - i));
+      }
+    }
+  }
+  return sum_each(acc);
+}
+#endif
+
+// o[g][d] += sum over keys of p[g][key] * value[key][d], for GB heads and ND vectors of d.
+template <class T, int GB, int ND>
+RBLN_INLINE void add_values(const float* p, int64_t ldp, const T* values, int64_t stride,
+                            int64_t count, float* o, int64_t ldo) {
+  Vec acc[GB][ND];
+#pragma GCC unroll 4
+  for (int g = 0; g < GB; ++g) {
+#pragma GCC unroll 4
+    for (int d = 0; d < ND; ++d) acc[g][d] = load(o + g * ldo + d * kLanes);
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    Vec v[ND];
+#pragma GCC unroll 4
+    for (int d = 0; d < ND; ++d) v[d] = load(values + j * stride + d * kLanes);
+#pragma GCC unroll 4
+    for (int g = 0; g < GB; ++g) {
+      const Vec weight = splat(p[g * ldp + j]);
+#pragma GCC unroll 4
+      for (int d = 0; d < ND; ++d) acc[g][d] += weight * v[d];
+    }
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < GB; ++g) {
+#pragma GCC unroll 4
+    for (int d = 0; d < ND; ++d) store(o + g * ldo + d * kLanes, acc[g][d]);
+  }
+}
+
+template <class T, int GB>
+RBLN_INLINE void add_values_wide(const float* p, int64_t ldp, const T* values, int64_t stride,
+                                 int64_t count, float* o, int64_t size) {
+  int64_t d = 0;
+  for (; d + 64 <= size; d += 64) {
+    add_values<T, GB, 4>(p, ldp, values + d, stride, count, o + d, size);
+  }
+  for (; d < size; d += 16) add_values<T, GB, 1>(p, ldp, values + d, stride, count, o + d, size);
+}
+
+template <class T>
+RBLN_INLINE void add_values_all(const float* p, int64_t ldp, const T* values, int64_t stride,
+                                int64_t count, float* o, int64_t group, int64_t size) {
+  int64_t g = 0;
+  for (; g + 4 <= group; g += 4) {
+    add_values_wide<T, 4>(p + g * ldp, ldp, values, stride, count, o + g * size, size);
+  }
+  const float* rest = p + g * ldp;
+  if (group - g == 3) add_values_wide<T, 3>(rest, ldp, values, stride, count, o + g * size, size);
+  if (group - g == 2) add_values_wide<T, 2>(rest, ldp, values, stride, count, o + g * size, size);
+  if (group - g == 1) add_values_wide<T, 1>(rest, ldp, values, stride, count, o + g * size, size);
+}
+
+// Turns `count` scores into exp(score - max); returns the maximum and the sum.
+RBLN_INLINE std::pair<float, float> softmax_part(float* s, int64_t count) {
+  Vec most = splat(-INFINITY);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Vec v = splat(-INFINITY);
+    if (count - i >= kLanes) {
+      v = load(s + i);
+    } else {
+      for (int64_t j = 0; j < count - i; ++j) v[j] = s[i + j];
+    }
+    most = vmax(v, most);
+  }
+  const float top = max_of(most);
+  Vec total{};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vec e = vexp(load_some(s + i, count - i) - top);
+    store_some(s + i, e, count - i);
+    total += load_some(s + i, count - i);
+  }
+  return {top, sum(total)};
+}
+
+// A part's result, as kept until all parts of its query and KV head are there: per head of the group
+// the maximum, the sum, then `size` floats of output that are not yet divided by the sum.
+template <class T>
+void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, float* scores,
+                 float* partial) {
+  const int64_t n = item.row, sequence = n / a.queries, position = a.position(n);
+  const int64_t part_first = (item.first_query + item.part) * kPartKeys;
+  const int64_t first = std::max(part_first, a.first_key(position));
+  const int64_t end = std::min(position + 1, part_first + kPartKeys);
+  float* query_f32 = scores + a.group * kPartKeys;
+  const Row<T>* rows;
+  int64_t row_stride;
+  rows = as_rows(a.query.as<T>() + n * a.query.stride[0] + item.head * a.group * a.query.stride[1],
+                 a.query.stride[1], static_cast<int>(a.group), a.size, query_f32, &row_stride);
+  const int64_t stride = a.kv.stride[2];
+  const bool found = for_runs<T>(
+      a, shared, sequence, item.head, first, end, [&](const T* keys, int64_t key, int64_t count) {
+        for (int64_t j = 0; j < count; j += 16) {
+          const int64_t some = std::min<int64_t>(16, count - j);
+          for (int64_t g = 0; g < a.group; ++g) {
+            Vec s = dot_keys(rows + g * row_stride, keys + j * stride, stride, some, a.size);
+            s = adjust_scores(a, s, a.slope(item.head * a.group + g), key + j, position);
+            store_some(scores + g * kPartKeys + (key + j - first), s, some);
+          }
+        }
+      });
+  float* o = partial + 2 * a.group;
+  std::memset(o, 0, sizeof(float) * a.group * a.size);
+  for (int64_t g = 0; g < a.group; ++g) {
+    std::tie(partial[2 * g], partial[2 * g + 1]) =
+        found ? softmax_part(scores + g * kPartKeys, end - first) : std::pair(0.0f, 1.0f);
+  }
+  if (!found) return;
+  for_runs<T>(a, shared, sequence, item.head, first, end,
+              [&](const T* keys, int64_t key, int64_t count) {
+                add_values_all(scores + (key - first), kPartKeys, keys + a.size, stride, count, o,
+                               a.group, a.size);
+              });
+}
+
+// Puts the parts of a query and KV head together, in order.
+template <class T>
+void combine_parts(const Attention& a, const AttentionItem& item, const float* partials,
+                   float* o) {
+  const int64_t floats = a.partial_floats();
+  for (int64_t g = 0; g < a.group; ++g) {
+    float most = -INFINITY, total = 0;
+    for (int32_t part = 0; part < item.parts; ++part) {
+      most = std::max(most, partials[part * floats + 2 * g]);
+    }
+    for (int64_t i = 0; i < a.size; ++i) o[i] = 0;
+    for (int32_t part = 0; part < item.parts; ++part) {
+      const float* p = partials + part * floats;
+      const float factor = std::exp(p[2 * g] - most);
+      total += factor * p[2 * g + 1];
+      const float* values = p + 2 * a.group + g * a.size;
+      for (int64_t i = 0; i < a.size; i += kLanes) {
+        store_some(o + i, load_some(o + i, a.size - i) + load_some(values + i, a.size - i) * factor,
+                   a.size - i);
+      }
+    }
+    finish_head<T>(a, item.row, item.head * a.group + g, most, total, o);
+  }
+}
+
+inline size_t rows_path_floats(const Attention& a) {
+  return static_cast<size_t>(a.group * kPartKeys + a.group * a.size + a.size + kLanes);
+}
+
+template <class T>
+void attend_row(const Attention& a, Shared& shared, const AttentionItem& item, float* scratch) {
+  float* partials = reinterpret_cast<float*>(shared.partials.data()) +
+                    static_cast<int64_t>(item.slot) * a.partial_floats();
+  attend_part<T>(a, shared, item, scratch, partials + item.part * a.partial_floats());
+  // Whoever finishes last combines.
+  const int done = shared.finished[item.slot].fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (done == item.parts) combine_parts<T>(a, item, partials, scratch);
+}
+
+}  // namespace RBLN_ISA
+}  // namespace rbln

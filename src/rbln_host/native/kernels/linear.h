@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// linear and gated_linear: rows times packed weights, with what follows fused in.
+#pragma once
+
+#include <algorithm>
+
+#include "tile.h"
+
+namespace rbln {
+namespace RBLN_ISA {
+
+// Columns are cut into units; a unit is one task. A unit of a gated linear is that many gate groups
+// and the up groups that belong to them.
+struct LinearShape {
+  int64_t rows, k, groups, groups_per_task;
+  bool gated;
+
+  static LinearShape of(const Call& call) {
+    LinearShape s;
+    const Operand& x = call[0];
+    s.gated = call.op == Op::kGatedLinear;
+    s.rows = x.shape[0];
+    s.k = x.shape[1];
+    const int64_t all = call[1].shape[0];
+    s.groups = s.gated ? all / 2 : all;
+    return s;
+  }
+};
+
+constexpr int64_t kTaskBytes = 96 * 1024;  // weights a task reads: some microseconds of bandwidth
+
+// The number of groups per task depends on the shape alone: results never do, but a plan that is the
+// same for every number of threads is easier to reason about.
+inline int64_t groups_per_task(const LinearShape& s, int64_t group_bytes) {
+  const int64_t granule = s.rows > kSlimRows ? (s.gated ? 1 : 2) : (s.gated ? 2 : 4);
+  int64_t units = std::max<int64_t>(1, kTaskBytes / (group_bytes * (s.gated ? 2 : 1) * granule));
+  // Few columns: smaller tasks, so that all threads get some.
+  while (units > 1 && s.groups / (granule * units) < 8) units /= 2;
+  return granule * units;
+}
+
+inline int64_t group_bytes(const Call& call) {
+  const int64_t k = call[0].shape[1];
+  return call[0].dtype == DType::kBFloat16 ? (k + 1) / 2 * 64
+                                           : k * kLanes * size_of(call[0].dtype);
+}
+
+inline int64_t linear_plan(const Call& call, Shared&, int) {
+  const LinearShape s = LinearShape::of(call);
+  if (s.rows == 0) return 0;
+  const int64_t per_task = groups_per_task(s, group_bytes(call));
+  return (s.groups + per_task - 1) / per_task;
+}
+
+inline size_t linear_scratch(const Call& call) {
+  const size_t tile_floats = kWideRows * 64;
+  const size_t row_floats = kHasDot && call[0].dtype == DType::kBFloat16
+                                ? 0
+                                : static_cast<size_t>(kWideRows * call[0].shape[1]);
+  return (tile_floats + row_floats) * sizeof(float);
+}
+
+// Writes `rows` finished rows of 16 columns starting at column `column`.
+template <class T>
+RBLN_INLINE void finish_column(const Call& call, const float* c, int64_t ldc, int rows,
+                               int64_t first_row, int64_t column) {
+  const Operand &bias = call[2], &residual = call[3], &out = call[4];
+  const int64_t count = std::min<int64_t>(kLanes, out.shape[1] - column);
+  Vec bias_vec{};
+  if (bias.present) bias_vec = load_some(bias.as<T>() + column, count);
+  for (int m = 0; m < rows; ++m) {
+    Vec v = activate(call.activation, load(c + m * ldc) + bias_vec);
+    const int64_t row = first_row + m;
+    if (residual.present) {
+      v += load_some(residual.as<T>() + row * residual.stride[0] + column, count);
+    }
+    store_some(out.as<T>() + row * out.stride[0] + column, v, count);
+  }
+}
+
+template <class T>
+RBLN_INLINE void finish_gated(const Call& call, const float* gate, const float* up, int64_t ldc,
+                              int rows, int64_t first_row, int64_t column) {
+  const Operand &bias = call[2], &out = call[3];
+  Vec gate_bias{}, up_bias{};
+  if (bias.present) {
+    gate_bias = load(bias.as<T>() + column);
+    up_bias = load(bias.as<T>() + out.shape[1] + column);
+  }
+  for (int m = 0; m < rows; ++m) {
+    const Vec g = activate(call.activation, load(gate + m * ldc) + gate_bias);
+    store(out.as<T>() + (first_row + m) * out.stride[0] + column, g * (load(up + m * ldc) + up_bias));
+  }
+}
+
+// Computes NR groups (of a gated linear: NR / 2 gates and their ups) from `group` on, for all rows.
+template <class T, int NR, int MR>
+void linear_columns(const Call& call, const LinearShape& s, int64_t group, float* scratch) {
+  const Operand &x = call[0], &w = call[1];
+  float* c = scratch;
+  float* row_buffer = scratch + kWideRows * 64;
+  const int64_t stride = group_elements<T>(s.k);
+  Groups<NR> groups;
+  for (int n = 0; n < NR; ++n) {
+    const int64_t half = n >= NR / 2 ? s.groups - NR / 2 : 0;
+    groups.start[n] = w.as<T>() + (group + n + (s.gated ? half : 0)) * stride;
+  }
+  const int64_t blocks = (s.rows + MR - 1) / MR;
+  const int64_t block = (s.rows + blocks - 1) / blocks;
+  for (int64_t row = 0; row < s.rows; row += block) {
+    const int rows = static_cast<int>(std::min(block, s.rows - row));
+    int64_t ldx;
+    const Row<T>* rows_x =
+        as_rows(x.as<T>() + row * x.stride[0], x.stride[0], rows, s.k, row_buffer, &ldx);
+    tile_rows<T, NR, MR>(rows, rows_x, ldx, groups, s.k, c, NR * kLanes, false);
+    if (s.gated) {
+      for (int n = 0; n < NR / 2; ++n) {
+        finish_gated<T>(call, c + n * kLanes, c + (n + NR / 2) * kLanes, NR * kLanes, rows, row,
+                        (group + n) * kLanes);
+      }
+    } else {
+      for (int n = 0; n < NR; ++n) {
+        finish_column<T>(call, c + n * kLanes, NR * kLanes, rows, row, (group + n) * kLanes);
+      }
+    }
+  }
+}
+
+template <class T>
+void linear_task(const Call& call, int64_t task, float* scratch) {
+  const LinearShape s = LinearShape::of(call);
+  const int64_t per_task = groups_per_task(s, group_bytes(call));
+  int64_t group = task * per_task;
+  const int64_t end = std::min(s.groups, group + per_task);
+  const int per_group = s.gated ? 2 : 1;
+  if (s.rows <= kSlimRows) {
+    constexpr int kStep = kSlimGroups;
+    for (; group + kStep / per_group <= end; group += kStep / per_group) {
+      linear_columns<T, kStep, kSlimRows>(call, s, group, scratch);
+    }
+  }
+  for (; group + 2 / per_group <= end; group += 2 / per_group) {
+    linear_columns<T, 2, kWideRows>(call, s, group, scratch);
+  }
+  for (; group < end; ++group) linear_columns<T, 1, kWideRows>(call, s, group, scratch);
+}
+
+inline void linear_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    linear_task<T>(call, task, reinterpret_cast<float*>(scratch));
+  });
+}
+
+}  // namespace RBLN_ISA
+}  // namespace rbln

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators that work row by row: norms, gated activation, embedding, argmax.
+#pragma once
+
+#include <algorithm>
+
+#include "../vec.h"
+
+namespace rbln {
+namespace RBLN_ISA {
+
+// Rows per task for operators that do little work per element.
+inline int64_t rows_per_task(int64_t rows, int64_t width) {
+  const int64_t few = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
+  return std::min(few, std::max<int64_t>(1, rows));
+}
+
+inline int64_t plan_rows(const Call& call, Shared&, int) {
+  const Operand& out = call[call.count - 1];
+  const int64_t rows = out.rows();
+  const int64_t per_task = rows_per_task(rows, out.last());
+  return (rows + per_task - 1) / per_task;
+}
+
+inline size_t no_scratch(const Call&) { return 0; }
+
+// Calls `function(row)` for the rows of a task planned by plan_rows.
+template <class F>
+RBLN_INLINE void for_rows(const Call& call, int64_t task, F function) {
+  const Operand& out = call[call.count - 1];
+  const int64_t rows = out.rows();
+  const int64_t per_task = rows_per_task(rows, out.last());
+  const int64_t end = std::min(rows, (task + 1) * per_task);
+  for (int64_t row = task * per_task; row < end; ++row) function(row);
+}
+
+inline size_t row_scratch(const Call& call) {
+  return static_cast<size_t>(call[0].last() + kLanes) * sizeof(float);
+}
+
+// Mean of the squares of the first `count` elements.
+RBLN_INLINE float mean_square(const float* x, int64_t count) {
+  Vec total{};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const Vec v = load_some(x + i, count - i);
+    total += v * v;
+  }
+  return sum(total) / static_cast<float>(count);
+}
+
+template <class T>
+RBLN_INLINE void scale_row(const Operand& weight, const float* x, float factor, T* out, int64_t width) {
+  for (int64_t i = 0; i < width; i += kLanes) {
+    Vec v = load_some(x + i, width - i) * factor;
+    if (weight.present) v *= load_some(weight.as<T>() + i, width - i);
+    store_some(out + i, v, width - i);
+  }
+}
+
+// rms_norm: x, weight, out. add_rms_norm: x, residual, weight, out, sum.
+template <class T>
+void rms_norm_rows(const Call& call, int64_t task, float* row_f32) {
+  const bool adds = call.op == Op::kAddRmsNorm;
+  const Operand &x = call[0], &weight = call[adds ? 2 : 1], &out = call[adds ? 3 : 2];
+  const int64_t width = x.last();
+  const int64_t measured = call.variance_size ? call.variance_size : width;
+  for_rows(call, task, [&](int64_t row) {
+    const T* source = x.as<T>() + x.row_offset(row);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      Vec v = load_some(source + i, width - i);
+      if (adds) {
+        v += load_some(call[1].as<T>() + call[1].row_offset(row) + i, width - i);
+        store_some(call[4].as<T>() + call[4].row_offset(row) + i, v, width - i);
+      }
+      store_some(row_f32 + i, v, width - i);
+    }
+    const float factor = 1.0f / std::sqrt(mean_square(row_f32, measured) + call.epsilon);
+    scale_row<T>(weight, row_f32, factor, out.as<T>() + out.row_offset(row), width);
+  });
+}
+
+inline void rms_norm_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    rms_norm_rows<std::remove_pointer_t<decltype(type)>>(call, task,
+                                                         reinterpret_cast<float*>(scratch));
+  });
+}
+
+template <class T>
+void layer_norm_rows(const Call& call, int64_t task, float* row_f32) {
+  const Operand &x = call[0], &weight = call[1], &bias = call[2], &out = call[3];
+  const int64_t width = x.last();
+  for_rows(call, task, [&](int64_t row) {
+    const T* source = x.as<T>() + x.row_offset(row);
+    T* target = out.as<T>() + out.row_offset(row);
+    Vec total{};
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const Vec v = load_some(source + i, width - i);
+      store_some(row_f32 + i, v, width - i);
+      total += v;
+    }
+    const float mean = sum(total) / static_cast<float>(width);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      store_some(row_f32 + i, load_some(row_f32 + i, width - i) - mean, width - i);
+    }
+    const float factor = 1.0f / std::sqrt(mean_square(row_f32, width) + call.epsilon);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      Vec v = load_some(row_f32 + i, width - i) * factor;
+      if (weight.present) v *= load_some(weight.as<T>() + i, width - i);
+      if (bias.present) v += load_some(bias.as<T>() + i, width - i);
+      store_some(target + i, v, width - i);
+    }
+  });
+}
+
+inline void layer_norm_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    layer_norm_rows<std::remove_pointer_t<decltype(type)>>(call, task,
+                                                           reinterpret_cast<float*>(scratch));
+  });
+}
+
+template <class T>
+void gated_activation_rows(const Call& call, int64_t task) {
+  const Operand &x = call[0], &out = call[1];
+  const int64_t width = out.last();
+  for_rows(call, task, [&](int64_t row) {
+    const T* gate = x.as<T>() + x.row_offset(row);
+    T* target = out.as<T>() + out.row_offset(row);
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const Vec g = activate(call.activation, load_some(gate + i, width - i));
+      store_some(target + i, g * load_some(gate + width + i, width - i), width - i);
+    }
+  });
+}
+
+inline void gated_activation_run(const Call& call, Shared&, int64_t task, std::byte*) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    gated_activation_rows<std::remove_pointer_t<decltype(type)>>(call, task);
+  });
+}
+
+// Copies row `id` of a table packed for `linear` (see tile.h).
+template <class T>
+RBLN_INLINE void unpack_row(const T* table, int64_t id, int64_t width, T* out) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const T* group = table + id / 16 * ((width + 1) / 2 * 32) + id % 16 * 2;
+    for (int64_t i = 0; i < width; ++i) out[i] = group[i / 2 * 32 + i % 2];
+  } else {
+    const T* group = table + id / 16 * (width * 16) + id % 16;
+    for (int64_t i = 0; i < width; ++i) out[i] = group[i * 16];
+  }
+}
+
+template <class T>
+void embedding_rows(const Call& call, Shared& shared, int64_t task) {
+  const Operand &table = call[0], &ids = call[1], &out = call[2];
+  for_rows(call, task, [&](int64_t row) {
+    const int64_t id = load_index(ids, row);
+    T* target = out.as<T>() + out.row_offset(row);
+    if (id < 0 || id >= call.rows) return shared.fail(Fault::kId, id);
+    if (call.packed) return unpack_row(table.as<T>(), id, call.width, target);
+    std::memcpy(target, table.as<T>() + id * table.stride[0], call.width * sizeof(T));
+  });
+}
+
+inline void embedding_run(const Call& call, Shared& shared, int64_t task, std::byte*) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    embedding_rows<std::remove_pointer_t<decltype(type)>>(call, shared, task);
+  });
+}
+
+// One task per row.
+inline int64_t argmax_plan(const Call& call, Shared&, int) { return call[0].rows(); }
+
+// The first of the largest elements; a NaN counts as larger than everything, as in torch.
+template <class T>
+void argmax_row(const Call& call, int64_t row) {
+  const Operand &x = call[0], &out = call[1];
+  const T* values = x.as<T>() + x.row_offset(row);
+  const int64_t width = x.last();
+  Vec most = splat(-INFINITY);
+  IVec nan{};
+  for (int64_t i = 0; i + kLanes <= width; i += kLanes) {
+    const Vec v = load(values + i);
+    nan |= v != v;
+    most = vmax(v, most);
+  }
+  float best = max_of(most);
+  bool has_nan = false;
+  for (int lane = 0; lane < kLanes; ++lane) has_nan |= nan[lane] != 0;
+  for (int64_t i = width / kLanes * kLanes; i < width; ++i) {
+    const float v = to_float(values[i]);
+    has_nan |= v != v;
+    best = v > best ? v : best;
+  }
+  int64_t at = 0;
+  for (; at < width; ++at) {
+    const float v = to_float(values[at]);
+    if (has_nan ? v != v : v == best) break;
+  }
+  out.as<int64_t>()[row * out.stride[0]] = at;
+}
+
+inline void argmax_run(const Call& call, Shared&, int64_t task, std::byte*) {
+  with_float_type(call[0].dtype, [&](auto* type) {
+    argmax_row<std::remove_pointer_t<decltype(type)>>(call, task);
+  });
+}
+
+}  // namespace RBLN_ISA
+}  // namespace rbln

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Python module rbln_host._native.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "cpu.h"
+#include "program.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+rbln::DType dtype_of(const std::string& name) {
+  static const std::map<std::string, rbln::DType> names = {
+      {"bfloat16", rbln::DType::kBFloat16}, {"float16", rbln::DType::kFloat16},
+      {"float32", rbln::DType::kFloat32},   {"int32", rbln::DType::kInt32},
+      {"int64", rbln::DType::kInt64},
+  };
+  const auto found = names.find(name);
+  if (found == names.end()) throw std::invalid_argument("unknown dtype '" + name + "'");
+  return found->second;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native executor: programs of prepared kernels on a pool of pinned threads.";
+  m.def("isa_levels", &rbln::isa_levels, "Instruction sets of this CPU, worst to best.");
+
+  nb::class_<rbln::Pool>(m, "Pool", "Threads, one per CPU; the caller of a run is the first.")
+      .def(
+          "__init__",
+          [](rbln::Pool* self, std::vector<int> cpus, int spin_us) {
+            if (cpus.empty()) throw std::invalid_argument("a pool needs at least one CPU");
+            new (self) rbln::Pool(std::move(cpus), spin_us);
+          },
+          nb::arg("cpus"), nb::arg("spin_us") = 20)
+      .def_prop_ro("threads", &rbln::Pool::threads);
+
+  nb::class_<rbln::TensorSpec>(m, "Tensor", "A tensor in a base region.")
+      .def(
+          "__init__",
+          [](rbln::TensorSpec* self, int base, int64_t offset, const std::string& dtype,
+             std::vector<int64_t> shape, std::vector<int64_t> strides) {
+            new (self) rbln::TensorSpec{base, offset, dtype_of(dtype), std::move(shape),
+                                        std::move(strides)};
+          },
+          nb::arg("base"), nb::arg("offset"), nb::arg("dtype"), nb::arg("shape"),
+          nb::arg("strides"));
+
+  nb::class_<rbln::CommandSpec>(m, "Command", "An operator with its operands.")
+      .def(
+          "__init__",
+          [](rbln::CommandSpec* self, std::string op,
+             std::vector<std::optional<rbln::TensorSpec>> tensors,
+             std::map<std::string, double> numbers, std::string text) {
+            new (self) rbln::CommandSpec{std::move(op), std::move(tensors), std::move(numbers),
+                                         std::move(text)};
+          },
+          nb::arg("op"), nb::arg("tensors"), nb::arg("numbers") = std::map<std::string, double>{},
+          nb::arg("text") = "");
+
+  nb::class_<rbln::Program>(m, "Program", "Checked commands over base regions.")
+      .def(
+          "__init__",
+          [](rbln::Program* self, const std::vector<rbln::CommandSpec>& commands,
+             std::vector<int64_t> bases, const std::string& isa) {
+            new (self) rbln::Program(commands, std::move(bases), rbln::kernels_for(isa));
+          },
+          nb::arg("commands"), nb::arg("bases"), nb::arg("isa"))
+      .def("bind", &rbln::Program::bind, nb::arg("base"), nb::arg("pointer"), nb::arg("size"))
+      .def("run", &rbln::Program::run, nb::arg("pool"), nb::call_guard<nb::gil_scoped_release>());
+}

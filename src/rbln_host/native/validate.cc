@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each operator demands of its operands. Nothing that passes here makes a kernel read or write
+// outside the operands' memory; indices held in data are checked while a program runs.
+#include <cmath>
+#include <functional>
+#include <stdexcept>
+
+#include "expression.h"
+#include "program.h"
+
+namespace rbln {
+namespace {
+
+class Checker {
+ public:
+  explicit Checker(const CommandSpec& spec) : spec_(spec) {}
+
+  void that(bool condition, const std::string& why) const {
+    if (!condition) throw std::invalid_argument(spec_.op + ": " + why);
+  }
+
+  void count(size_t expected) const {
+    that(spec_.tensors.size() == expected, "it takes " + std::to_string(expected) + " tensors, not " +
+                                               std::to_string(spec_.tensors.size()));
+  }
+
+  double number(const std::string& name, double least, double most) const {
+    const auto found = spec_.numbers.find(name);
+    that(found != spec_.numbers.end(), "the number " + name + " is missing");
+    that(found->second >= least && found->second <= most, "the number " + name + " is out of range");
+    return found->second;
+  }
+
+  int64_t integer(const std::string& name) const {
+    const double value = number(name, 0, 9e15);
+    that(value == std::floor(value), "the number " + name + " is not whole");
+    return static_cast<int64_t>(value);
+  }
+
+  bool flag(const std::string& name) const { return number(name, 0, 1) != 0; }
+
+ private:
+  const CommandSpec& spec_;
+};
+
+Operand operand_of(const Checker& check, const TensorSpec& t) {
+  check.that(!t.shape.empty() && t.shape.size() <= kMaxAxes, "a tensor has 1 to 5 axes");
+  check.that(t.shape.size() == t.strides.size(), "a tensor needs a stride for each axis");
+  Operand operand;
+  operand.present = true;
+  operand.dtype = t.dtype;
+  operand.ndim = static_cast<int>(t.shape.size());
+  for (int axis = 0; axis < operand.ndim; ++axis) {
+    constexpr int64_t kMost = int64_t{1} << 46;
+    check.that(t.shape[axis] >= 0 && t.shape[axis] <= kMost, "an axis has an impossible size");
+    check.that(t.strides[axis] >= 0 && t.strides[axis] <= kMost, "a stride is impossible");
+    operand.shape[axis] = t.shape[axis];
+    operand.stride[axis] = t.strides[axis];
+  }
+  return operand;
+}
+
+bool same_shape(const Operand& a, const Operand& b) {
+  if (a.ndim != b.ndim) return false;
+  for (int axis = 0; axis < a.ndim; ++axis) {
+    if (a.shape[axis] != b.shape[axis]) return false;
+  }
+  return true;
+}
+
+bool is_contiguous(const Operand& t) {
+  int64_t expected = 1;
+  for (int axis = t.ndim - 1; axis >= 0; --axis) {
+    if (t.shape[axis] != 1 && t.stride[axis] != expected) return false;
+    expected *= t.shape[axis];
+  }
+  return true;
+}
+
+// ---- conditions many operators share
+
+void need_axes(const Checker& c, const Operand& t, int ndim, const char* name) {
+  c.that(t.present, std::string(name) + " is missing");
+  c.that(t.ndim == ndim, std::string(name) + " has " + std::to_string(t.ndim) + " axes, not " +
+                             std::to_string(ndim));
+}
+
+void need_rows(const Checker& c, const Operand& t, DType dtype, const char* name) {
+  c.that(t.present, std::string(name) + " is missing");
+  c.that(is_float(dtype) && t.dtype == dtype, std::string(name) + " has the wrong dtype");
+  c.that(t.last() <= 1 || t.stride[t.ndim - 1] == 1,
+         std::string(name) + ": elements of a row must follow each other");
+}
+
+void need_vector(const Checker& c, const Operand& t, DType dtype, int64_t size, const char* name) {
+  if (!t.present) return;
+  need_rows(c, t, dtype, name);
+  c.that(t.ndim == 1 && t.shape[0] == size, std::string(name) + " has the wrong size");
+}
+
+void need_indices(const Checker& c, const Operand& t, int64_t size, const char* name) {
+  need_axes(c, t, 1, name);
+  c.that(!is_float(t.dtype), std::string(name) + " must hold integers");
+  c.that(t.shape[0] == size, std::string(name) + " has the wrong size");
+}
+
+// Rows that are written must not overlap; only broadcasting makes them.
+void need_own_memory(const Checker& c, const Operand& t, const char* name) {
+  for (int axis = 0; axis < t.ndim; ++axis) {
+    c.that(t.shape[axis] <= 1 || t.stride[axis] > 0,
+           std::string(name) + " is written and cannot be broadcast");
+  }
+}
+
+void need_packed(const Checker& c, const Operand& w, DType dtype, int64_t columns, int64_t k) {
+  c.that(w.present && w.dtype == dtype && is_contiguous(w), "the weight is not packed");
+  const int64_t groups = (columns + 15) / 16;
+  const bool pairs = dtype == DType::kBFloat16;
+  const bool fits = pairs ? w.ndim == 4 && w.shape[1] == (k + 1) / 2 && w.shape[2] == 16 &&
+                                w.shape[3] == 2
+                          : w.ndim == 3 && w.shape[1] == k && w.shape[2] == 16;
+  c.that(fits && w.shape[0] == groups, "the packed weight does not have the input's width");
+}
+
+// ---- one function per operator
+
+void check_linear(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[4];
+  need_axes(c, x, 2, "input");
+  need_axes(c, out, 2, "output");
+  need_rows(c, x, x.dtype, "input");
+  need_rows(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(out.shape[0] == x.shape[0], "input and output have different rows");
+  c.that(x.shape[1] > 0 && out.shape[1] > 0, "a linear without columns");
+  need_packed(c, call[1], x.dtype, out.shape[1], x.shape[1]);
+  need_vector(c, call[2], x.dtype, out.shape[1], "bias");
+  if (!call[3].present) return;
+  need_rows(c, call[3], x.dtype, "residual");
+  c.that(same_shape(call[3], out), "residual and output have different shapes");
+}
+
+void check_gated_linear(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[3];
+  need_axes(c, x, 2, "input");
+  need_axes(c, out, 2, "output");
+  need_rows(c, x, x.dtype, "input");
+  need_rows(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(out.shape[0] == x.shape[0], "input and output have different rows");
+  c.that(out.shape[1] > 0 && out.shape[1] % 16 == 0, "columns must be a multiple of 16");
+  c.that(x.shape[1] > 0, "a linear without columns");
+  need_packed(c, call[1], x.dtype, 2 * out.shape[1], x.shape[1]);
+  need_vector(c, call[2], x.dtype, 2 * out.shape[1], "bias");
+}
+
+void check_gated_activation(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[1];
+  need_rows(c, x, x.dtype, "input");
+  need_rows(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(x.last() == 2 * out.last() && x.ndim == out.ndim && x.rows() == out.rows(),
+         "the input must be twice as wide as the output");
+}
+
+void check_rms_norm(const Checker& c, Call& call) {
+  const bool adds = call.op == Op::kAddRmsNorm;
+  const Operand &x = call[0], &out = call[adds ? 3 : 2];
+  need_rows(c, x, x.dtype, "input");
+  need_rows(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(x, out) && x.last() > 0, "input and output have different shapes");
+  need_vector(c, call[adds ? 2 : 1], x.dtype, x.last(), "weight");
+  c.that(call.variance_size <= x.last(), "variance_size is larger than a row");
+  if (!adds) return;
+  need_rows(c, call[1], x.dtype, "residual");
+  need_rows(c, call[4], x.dtype, "sum");
+  need_own_memory(c, call[4], "sum");
+  c.that(same_shape(call[1], x) && same_shape(call[4], x), "residual and input differ in shape");
+}
+
+void check_layer_norm(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[3];
+  need_rows(c, x, x.dtype, "input");
+  need_rows(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(x, out) && x.last() > 0, "input and output have different shapes");
+  need_vector(c, call[1], x.dtype, x.last(), "weight");
+  need_vector(c, call[2], x.dtype, x.last(), "bias");
+}
+
+void need_heads(const Checker& c, const Operand& t, DType dtype, const char* name) {
+  need_axes(c, t, 3, name);
+  need_rows(c, t, dtype, name);
+}
+
+void need_cos_sin(const Checker& c, const Operand& table, DType dtype, int64_t head_size) {
+  need_axes(c, table, 2, "cos/sin table");
+  need_rows(c, table, dtype, "cos/sin table");
+  c.that(table.shape[1] <= head_size && table.shape[1] % 2 == 0,
+         "the rotary size is odd or larger than the head");
+}
+
+void need_pool(const Checker& c, const Operand& kv, DType dtype, int64_t heads, int64_t head_size) {
+  need_axes(c, kv, 4, "KV pool");
+  need_rows(c, kv, dtype, "KV pool");
+  c.that(kv.shape[1] == heads && kv.shape[3] == 2 * head_size,
+         "the KV pool has other heads than the keys");
+  c.that(kv.shape[2] > 0, "the KV pool has empty blocks");
+}
+
+void check_rotary(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[3];
+  need_heads(c, x, x.dtype, "input");
+  need_heads(c, out, x.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(x, out), "input and output have different shapes");
+  need_indices(c, call[1], x.shape[0], "positions");
+  need_cos_sin(c, call[2], x.dtype, x.shape[2]);
+}
+
+void check_keys_and_values(const Checker& c, const Operand& key, const Operand& value,
+                           const Operand& kv) {
+  need_heads(c, key, key.dtype, "key");
+  need_heads(c, value, key.dtype, "value");
+  c.that(same_shape(key, value), "keys and values have different shapes");
+  need_pool(c, kv, key.dtype, key.shape[1], key.shape[2]);
+}
+
+void check_rotary_write_kv(const Checker& c, Call& call) {
+  const Operand &query = call[0], &key = call[1], &out = call[7];
+  check_keys_and_values(c, key, call[2], call[5]);
+  need_heads(c, query, key.dtype, "query");
+  need_heads(c, out, key.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(query, out), "query and output have different shapes");
+  c.that(query.shape[0] == key.shape[0] && query.shape[2] == key.shape[2],
+         "queries and keys differ in tokens or head size");
+  need_indices(c, call[3], key.shape[0], "positions");
+  need_cos_sin(c, call[4], key.dtype, key.shape[2]);
+  need_indices(c, call[6], key.shape[0], "slots");
+}
+
+void check_write_kv(const Checker& c, Call& call) {
+  check_keys_and_values(c, call[0], call[1], call[2]);
+  need_indices(c, call[3], call[0].shape[0], "slots");
+}
+
+void check_attention(const Checker& c, Call& call) {
+  const Operand &query = call[0], &kv = call[1], &table = call[2], &sinks = call[4],
+                &alibi = call[5], &out = call[6];
+  need_heads(c, query, query.dtype, "query");
+  need_heads(c, out, query.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(query, out), "query and output have different shapes");
+  need_axes(c, kv, 4, "KV pool");
+  c.that(kv.shape[1] > 0 && query.shape[1] % kv.shape[1] == 0 && query.shape[1] > 0,
+         "query heads must be a multiple of KV heads");
+  need_pool(c, kv, query.dtype, kv.shape[1], query.shape[2]);
+  c.that(query.shape[2] > 0 && query.shape[2] % 16 == 0, "the head size must be a multiple of 16");
+  need_axes(c, table, 2, "block table");
+  c.that(table.dtype == DType::kInt32, "the block table must be int32");
+  c.that(table.shape[0] > 0 && query.shape[0] % table.shape[0] == 0,
+         "tokens must be a multiple of sequences");
+  need_indices(c, call[3], query.shape[0], "positions");
+  if (sinks.present) {
+    c.that(sinks.ndim == 1 && sinks.shape[0] == query.shape[1] && sinks.stride[0] == 1 &&
+               (sinks.dtype == DType::kFloat32 || sinks.dtype == query.dtype),
+           "sinks need one number per head");
+  }
+  need_vector(c, alibi, DType::kFloat32, query.shape[1], "alibi slopes");
+}
+
+void check_embedding(const Checker& c, Call& call) {
+  const Operand &table = call[0], &ids = call[1], &out = call[2];
+  need_axes(c, out, 2, "output");
+  need_rows(c, out, table.dtype, "output");
+  need_own_memory(c, out, "output");
+  need_indices(c, ids, out.shape[0], "ids");
+  c.that(call.rows > 0 && call.width == out.shape[1], "the output has another width");
+  if (call.packed) return need_packed(c, table, table.dtype, call.rows, call.width);
+  need_axes(c, table, 2, "table");
+  need_rows(c, table, table.dtype, "table");
+  c.that(table.shape[0] == call.rows && table.shape[1] == call.width, "the table has another size");
+}
+
+void check_elementwise(const Checker& c, Call& call) {
+  const Operand& out = call[call.count - 1];
+  need_own_memory(c, out, "output");
+  for (int i = 0; i < call.count; ++i) {
+    c.that(call[i].present && is_float(call[i].dtype), "operands must be floating point");
+    c.that(same_shape(call[i], out), "operands must be expanded to the output's shape");
+  }
+  for (const ExpressionStep& step : call.expression) {
+    c.that(step.step != Step::kInput || step.input < call.count - 1, "an input does not exist");
+  }
+}
+
+void check_copy(const Checker& c, Call& call) {
+  c.that(call[0].present && call[1].present && same_shape(call[0], call[1]),
+         "source and target have different shapes");
+  need_own_memory(c, call[1], "target");
+}
+
+void check_argmax(const Checker& c, Call& call) {
+  const Operand &x = call[0], &out = call[1];
+  need_rows(c, x, x.dtype, "input");
+  c.that(x.ndim == 2 && x.shape[1] > 0, "input needs rows of at least one element");
+  need_axes(c, out, 1, "output");
+  c.that(out.dtype == DType::kInt64 && out.shape[0] == x.shape[0], "output must be int64, one a row");
+}
+
+struct OperatorRule {
+  Op op;
+  int tensors;  // 0: any number
+  void (*check)(const Checker&, Call&);
+};
+
+const std::map<std::string, OperatorRule>& rules() {
+  static const std::map<std::string, OperatorRule> table = {
+      {"linear", {Op::kLinear, 5, check_linear}},
+      {"gated_linear", {Op::kGatedLinear, 4, check_gated_linear}},
+      {"gated_activation", {Op::kGatedActivation, 2, check_gated_activation}},
+      {"rms_norm", {Op::kRmsNorm, 3, check_rms_norm}},
+      {"add_rms_norm", {Op::kAddRmsNorm, 5, check_rms_norm}},
+      {"layer_norm", {Op::kLayerNorm, 4, check_layer_norm}},
+      {"rotary", {Op::kRotary, 4, check_rotary}},
+      {"rotary_write_kv", {Op::kRotaryWriteKv, 8, check_rotary_write_kv}},
+      {"write_kv", {Op::kWriteKv, 4, check_write_kv}},
+      {"paged_attention", {Op::kPagedAttention, 7, check_attention}},
+      {"embedding", {Op::kEmbedding, 3, check_embedding}},
+      {"elementwise", {Op::kElementwise, 0, check_elementwise}},
+      {"copy", {Op::kCopy, 2, check_copy}},
+      {"argmax", {Op::kArgmax, 2, check_argmax}},
+  };
+  return table;
+}
+
+void read_numbers(const Checker& c, Call& call) {
+  switch (call.op) {
+    case Op::kRmsNorm:
+    case Op::kAddRmsNorm:
+      call.variance_size = c.integer("variance_size");
+      [[fallthrough]];
+    case Op::kLayerNorm:
+      call.epsilon = static_cast<float>(c.number("epsilon", 0, 1e30));
+      break;
+    case Op::kRotary:
+    case Op::kRotaryWriteKv:
+      call.neox = c.flag("neox");
+      break;
+    case Op::kPagedAttention:
+      call.scale = static_cast<float>(c.number("scale", -1e30, 1e30));
+      call.soft_cap = static_cast<float>(c.number("soft_cap", 0, 1e30));
+      call.window = c.integer("window");
+      break;
+    case Op::kEmbedding:
+      call.packed = c.flag("packed");
+      call.rows = c.integer("rows");
+      call.width = c.integer("width");
+      break;
+    default:
+      break;
+  }
+}
+
+bool has_activation(Op op) {
+  return op == Op::kLinear || op == Op::kGatedLinear || op == Op::kGatedActivation;
+}
+
+}  // namespace
+
+Call check(const CommandSpec& spec) {
+  const Checker checker(spec);
+  const auto found = rules().find(spec.op);
+  checker.that(found != rules().end(), "there is no such operator");
+  const OperatorRule& rule = found->second;
+  if (rule.tensors) checker.count(rule.tensors);
+  checker.that(!spec.tensors.empty() && spec.tensors.size() <= kMaxOperands,
+               "it has no tensors or too many");
+  Call call;
+  call.op = rule.op;
+  call.count = static_cast<int>(spec.tensors.size());
+  for (int i = 0; i < call.count; ++i) {
+    if (spec.tensors[i]) call.operands[i] = operand_of(checker, *spec.tensors[i]);
+  }
+  checker.that(call[0].present, "its first tensor is missing");
+  read_numbers(checker, call);
+  if (has_activation(call.op)) call.activation = parse_activation(spec.text);
+  if (call.op == Op::kElementwise) call.expression = parse_expression(spec.text);
+  rule.check(checker, call);
+  return call;
+}
+
+}  // namespace rbln

@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors of 16 lanes for the instruction set this file is compiled for.
+//
+// GCC's vector extension lowers them to what the target has: one zmm, two ymm or four xmm registers.
+// Included only by kernels.cc, once per instruction set, inside that set's namespace.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define RBLN_INLINE inline __attribute__((always_inline))
+
+namespace rbln {
+namespace RBLN_ISA {
+
+constexpr int kLanes = 16;
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef int32_t IVec __attribute__((vector_size(64)));
+typedef uint32_t UVec __attribute__((vector_size(64)));
+typedef uint16_t HVec __attribute__((vector_size(32)));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+RBLN_INLINE To bit_cast(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To result;
+  std::memcpy(&result, &value, sizeof(result));
+  return result;
+}
+
+RBLN_INLINE Vec splat(float value) { return value - Vec{}; }
+
+RBLN_INLINE Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+RBLN_INLINE void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+
+// ---- bfloat16
+
+RBLN_INLINE Vec load(const BFloat16* p) {
+  HVec half;
+  std::memcpy(&half, p, sizeof(half));
+  return bit_cast<Vec>(__builtin_convertvector(half, UVec) << 16);
+}
+
+RBLN_INLINE float to_float(BFloat16 value) { return bit_cast<float>(uint32_t{value.bits} << 16); }
+
+RBLN_INLINE BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = bit_cast<uint32_t>(value);
+  if (value != value) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
+  return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+// Rounds to nearest, ties to even; a NaN stays one.
+RBLN_INLINE void store(BFloat16* p, Vec v) {
+  const UVec bits = bit_cast<UVec>(v);
+  const UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const UVec quiet = bits >> 16 | 0x40;
+  const UVec nan = bit_cast<UVec>(v != v);
+  const HVec half = __builtin_convertvector((rounded & ~nan) | (quiet & nan), HVec);
+  std::memcpy(p, &half, sizeof(half));
+}
+
+// ---- float16
+
+RBLN_INLINE float to_float(Float16 value) {
+#if defined(__F16C__)
+  return _cvtsh_ss(value.bits);
+#else
+  return static_cast<float>(bit_cast<_Float16>(value.bits));
+#endif
+}
+
+RBLN_INLINE Float16 to_float16(float value) {
+#if defined(__F16C__)
+  return {static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT))};
+#else
+  return {bit_cast<uint16_t>(static_cast<_Float16>(value))};
+#endif
+}
+
+RBLN_INLINE Vec load(const Float16* p) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = to_float(p[i]);
+  return v;
+#endif
+}
+
+RBLN_INLINE void store(Float16* p, Vec v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(bit_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = to_float16(v[i]);
+#endif
+}
+
+// ---- one element
+
+RBLN_INLINE float to_float(float value) { return value; }
+
+template <class T>
+RBLN_INLINE T from_float(float value);
+template <>
+RBLN_INLINE float from_float<float>(float value) {
+  return value;
+}
+template <>
+RBLN_INLINE BFloat16 from_float<BFloat16>(float value) {
+  return to_bfloat16(value);
+}
+template <>
+RBLN_INLINE Float16 from_float<Float16>(float value) {
+  return to_float16(value);
+}
+
+// ---- part of a vector: the first `count` lanes, the others zero; nothing beyond is touched
+
+template <class T>
+RBLN_INLINE Vec load_some(const T* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  T buffer[kLanes] = {};
+  std::memcpy(buffer, p, static_cast<size_t>(count) * sizeof(T));
+  return load(buffer);
+}
+
+template <class T>
+RBLN_INLINE void store_some(T* p, Vec v, int64_t count) {
+  if (count >= kLanes) return store(p, v);
+  T buffer[kLanes];
+  store(buffer, v);
+  std::memcpy(p, buffer, static_cast<size_t>(count) * sizeof(T));
+}
+
+// ---- arithmetic
+
+template <class M>
+RBLN_INLINE Vec select(M mask, Vec yes, Vec no) {
+  return mask ? yes : no;
+}
+
+RBLN_INLINE Vec vmax(Vec a, Vec b) { return a > b ? a : b; }
+RBLN_INLINE Vec vmin(Vec a, Vec b) { return a < b ? a : b; }
+
+RBLN_INLINE float sum(Vec v) {
+  float parts[kLanes];
+  store(parts, v);
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) parts[i] += parts[i + step];
+  }
+  return parts[0];
+}
+
+RBLN_INLINE float max_of(Vec v) {
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+RBLN_INLINE Vec vsqrt(Vec v) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec>(_mm512_sqrt_ps(bit_cast<__m512>(v)));
+#else
+  for (int i = 0; i < kLanes; ++i) v[i] = std::sqrt(v[i]);
+  return v;
+#endif
+}
+
+template <class F>
+RBLN_INLINE Vec each(Vec v, F function) {
+  for (int i = 0; i < kLanes; ++i) v[i] = function(v[i]);
+  return v;
+}
+
+// e^x to about 2 units in the last place (Cephes' expf: reduction by ln 2 in two parts, then a
+// polynomial of degree 5). Below -87.3 the result is 0, above 88.7 infinity; NaN stays NaN.
+RBLN_INLINE Vec vexp(Vec x) {
+  const Vec clamped = vmin(vmax(x, splat(-87.33f)), splat(88.72f));
+  const Vec scaled = clamped * 1.44269504088896341f;
+  const Vec half = select(scaled < 0, splat(-0.5f), splat(0.5f));
+  const IVec whole = __builtin_convertvector(scaled + half, IVec);
+  const Vec n = __builtin_convertvector(whole, Vec);
+  const Vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec y = splat(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r + 1.0f;
+  // 2^n in two factors, so that neither overflows before the product does.
+  const IVec low = whole >> 1;
+  const IVec high = whole - low;
+  y = y * bit_cast<Vec>((low + 127) << 23) * bit_cast<Vec>((high + 127) << 23);
+  y = select(x < -87.33f, splat(0.0f), y);
+  y = select(x > 88.72f, splat(INFINITY), y);
+  return select(x != x, x, y);
+}
+
+RBLN_INLINE Vec vsigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }
+
+RBLN_INLINE Vec vtanh(Vec x) {
+  // Near 0 the quotient cancels; there a polynomial (Cephes' tanhf) is exact enough.
+  const Vec z = x * x;
+  Vec p = splat(-5.70498872745e-3f);
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const Vec small = p * z * x + x;
+  const Vec big = 1.0f - 2.0f / (vexp(2.0f * x) + 1.0f);
+  const Vec magnitude = vmax(x, -x);
+  return select(x != x, x, select(magnitude < 0.625f, small, big));
+}
+
+RBLN_INLINE Vec vgelu(Vec x) {
+  return each(x, [](float v) { return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f)); });
+}
+
+RBLN_INLINE Vec vgelu_tanh(Vec x) {
+  return 0.5f * x * (1.0f + vtanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+
+RBLN_INLINE Vec vrelu(Vec x) { return select(x < 0, splat(0.0f), x); }
+
+RBLN_INLINE Vec activate(Activation activation, Vec x) {
+  switch (activation) {
+    case Activation::kNone:
+      return x;
+    case Activation::kRelu:
+      return vrelu(x);
+    case Activation::kSilu:
+      return x * vsigmoid(x);
+    case Activation::kGelu:
+      return vgelu(x);
+    case Activation::kGeluTanh:
+      return vgelu_tanh(x);
+    case Activation::kQuickGelu:
+      return x * vsigmoid(1.702f * x);
+    case Activation::kTanh:
+      return vtanh(x);
+    case Activation::kSigmoid:
+      return vsigmoid(x);
+    case Activation::kRelu2: {
+      const Vec positive = vrelu(x);
+      return positive * positive;
+    }
+  }
+  return x;
+}
+
+// Calls `function` with a null pointer of the dtype's type: fn(static_cast<BFloat16*>(nullptr)).
+template <class F>
+RBLN_INLINE void with_float_type(DType dtype, F function) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return function(static_cast<BFloat16*>(nullptr));
+    case DType::kFloat16:
+      return function(static_cast<Float16*>(nullptr));
+    default:
+      return function(static_cast<float*>(nullptr));
+  }
+}
+
+RBLN_INLINE int64_t load_index(const Operand& operand, int64_t i) {
+  const int64_t at = i * operand.stride[0];
+  return operand.dtype == DType::kInt64 ? operand.as<int64_t>()[at] : operand.as<int32_t>()[at];
+}
+
+}  // namespace RBLN_ISA
+}  // namespace rbln
