@@ -5,7 +5,7 @@ The commands run on *meta* tensors, which have everything a tensor has but its e
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -51,12 +51,27 @@ def infer(graph: Graph, weights: Mapping[str, TensorSpec]) -> dict[str, Tensor]:
 
 def same_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two values of one :func:`infer` are views of the same memory."""
-    return _memory(one) == _memory(other)
+    return memory(one) == memory(other)
 
 
 def specs(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """Shape and dtype of each tensor, as :func:`infer` takes them."""
     return {name: TensorSpec(tuple(t.shape), t.dtype) for name, t in tensors.items()}
+
+
+class _Kind(NamedTuple):
+    """What a command's results depend on in an input tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Number(NamedTuple):
+    """A number that is no int. Its type tells 1, 1.0 and True apart."""
+
+    type: type
+    value: float
 
 
 class _Layout(NamedTuple):
@@ -72,35 +87,47 @@ class _Layout(NamedTuple):
 
 
 class _Inference:
-    """Values so far. A model repeats its layers, so each kind of command is worked out once."""
+    """The values of one program so far."""
 
     def __init__(self, program: str) -> None:
         self.values: dict[str, Tensor] = {}
         self._program = program
-        self._kinds: dict[str, Any] = {}
-        self._known: dict[Any, list[_Layout]] = {}
+        self._kinds: dict[str, _Kind] = {}
 
     def define(self, name: str, value: Tensor) -> None:
         self.values[name] = value
-        self._kinds[name] = (value.shape, value.stride(), value.dtype)
+        self._kinds[name] = _Kind(value.shape, value.stride(), value.dtype)
 
     def run(self, command: Command) -> None:
         """Define the command's outputs."""
-        key = (command.operator, command.overload, self._kind(command.args))
-        key = (*key, *[(name, self._kind(a)) for name, a in command.kwargs.items()])
-        layouts = self._known.get(key)
-        inputs = [self.values[name] for name in command.inputs()]
-        if layouts is not None and len(layouts) == len(command.outputs):
-            results = [_laid_out(layout, inputs) for layout in layouts]
-        else:
-            results = self._called(command)
-            if not resolve(command.operator, command.overload)._schema.is_mutable:
-                known = _layouts(results, inputs)
-                if known is not None:
-                    self._known[key] = known
+        try:
+            results = self._results(command)
+        except _REFUSALS as error:
+            raise ArtifactError(f"{self._where(command)} cannot run: {error!r:.300}") from error
+        if len(results) != len(command.outputs):
+            raise ArtifactError(
+                f"{self._where(command)} gives {len(results)} results, not {len(command.outputs)}"
+            )
         for name, value in zip(command.outputs, results, strict=True):
             if name:
                 self.define(name, value)
+
+    def _results(self, command: Command) -> list[Tensor]:
+        args = self._kind(command.args)
+        kwargs = tuple([(name, self._kind(a)) for name, a in command.kwargs.items()])
+        layouts = _layouts(command.operator, command.overload, args, kwargs)
+        inputs = [self.values[name] for name in command.inputs()]
+        if layouts is not None:
+            return [_laid_out(layout, inputs) for layout in layouts]
+        results = _call(
+            command.operator,
+            command.overload,
+            self._placed(command.args),
+            {name: self._placed(argument) for name, argument in command.kwargs.items()},
+        )
+        if not all(map(_is_plain, results)):
+            raise ArtifactError(f"{self._where(command)} does not give plain tensors")
+        return results
 
     def _kind(self, argument: Argument) -> Any:
         """Equal for two arguments from which a command makes results of one layout."""
@@ -108,41 +135,79 @@ class _Inference:
             return self._kinds[argument.name]
         if isinstance(argument, tuple):
             return tuple([self._kind(item) for item in argument])
-        return (type(argument), argument)
-
-    def _called(self, command: Command) -> list[Tensor]:
-        where = f"program {self._program}: {command.operator}.{command.overload}"
-        function, takes_device = _callable(command.operator, command.overload)
-        args = [self._placed(argument) for argument in command.args]
-        kwargs = {name: self._placed(argument) for name, argument in command.kwargs.items()}
-        if takes_device:
-            kwargs["device"] = _META
-        try:
-            result = function(*args, **kwargs)
-        except _REFUSALS as error:
-            raise ArtifactError(f"{where} cannot run: {error!r:.300}") from error
-        single = [] if result is None else [result]
-        results = list(result) if command.returns_tuple else single
-        if len(results) != len(command.outputs):
-            raise ArtifactError(f"{where} gives {len(results)} results, not {len(command.outputs)}")
-        if not all(map(_is_plain, results)):
-            raise ArtifactError(f"{where} does not give plain tensors")
-        return results
+        if isinstance(argument, bool | float):
+            return _Number(type(argument), argument)
+        return argument
 
     def _placed(self, argument: Argument) -> Any:
         if isinstance(argument, Ref):
             return self.values[argument.name]
         if isinstance(argument, tuple):
             return [self._placed(item) for item in argument]
-        return _META if isinstance(argument, torch.device) else argument
+        return argument
+
+    def _where(self, command: Command) -> str:
+        return f"program {self._program}: {command.operator}.{command.overload}"
 
 
-def _empty(spec: TensorSpec) -> Tensor:
-    shape = [FREE_AXIS if axis == -1 else axis for axis in spec.shape]
-    try:
-        return torch.empty(shape, dtype=spec.dtype, device=_META)
-    except RuntimeError as error:  # more elements than an address can count
-        raise ArtifactError(f"no tensor has the shape {spec.shape}: {error}") from error
+@lru_cache(maxsize=8192)
+def _layouts(operator: str, overload: str, args: Any, kwargs: Any) -> tuple[_Layout, ...] | None:
+    """How the results of a command on inputs of these kinds lie in memory.
+
+    None when that depends on more than the kinds, or the results are no plain tensors. A model
+    repeats its layers, so that most commands are like an earlier one.
+    """
+    if resolve(operator, overload)._schema.is_mutable:
+        return None
+    inputs: list[Tensor] = []
+    placed = [_unkinded(kind, inputs) for kind in args]
+    named = {name: _unkinded(kind, inputs) for name, kind in kwargs}
+    memories = [memory(tensor) for tensor in inputs]
+    layouts: list[_Layout] = []
+    new: set[int] = set()
+    for tensor in _call(operator, overload, placed, named):
+        if not _is_plain(tensor):
+            return None
+        place = memory(tensor)
+        offset = int(tensor.storage_offset())
+        source = memories.index(place) if place in memories else None
+        if source is not None and inputs[source].dtype != tensor.dtype:
+            return None
+        if source is None and (place in new or offset):
+            return None
+        new.add(place)
+        layouts.append(_Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, source, offset))
+    return tuple(layouts)
+
+
+def _unkinded(kind: Any, inputs: list[Tensor]) -> Any:
+    """An argument of this kind; its tensors are added to ``inputs``."""
+    if isinstance(kind, _Kind):
+        inputs.append(torch.empty_strided(*kind[:2], dtype=kind.dtype, device=_META))
+        return inputs[-1]
+    if isinstance(kind, _Number):
+        return kind.value
+    if isinstance(kind, tuple):
+        return [_unkinded(item, inputs) for item in kind]
+    return kind
+
+
+def _laid_out(layout: _Layout, inputs: list[Tensor]) -> Tensor:
+    if layout.source is None:
+        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=_META)
+    source = inputs[layout.source]
+    offset = source.storage_offset() + layout.offset
+    return source.as_strided(layout.shape, layout.strides, offset)
+
+
+def _call(operator: str, overload: str, args: list[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The results of an operator on meta tensors."""
+    function, takes_device = _callable(operator, overload)
+    placed = [_META if isinstance(argument, torch.device) else argument for argument in args]
+    result = function(*placed, **{**kwargs, "device": _META} if takes_device else kwargs)
+    if result is None:
+        return []
+    return list(result) if isinstance(result, list | tuple) else [result]
 
 
 @cache
@@ -155,6 +220,14 @@ def _callable(operator: str, overload: str) -> tuple[Any, bool]:
     return function, "device" in keywords
 
 
+def _empty(spec: TensorSpec) -> Tensor:
+    shape = [FREE_AXIS if axis == -1 else axis for axis in spec.shape]
+    try:
+        return torch.empty(shape, dtype=spec.dtype, device=_META)
+    except RuntimeError as error:  # more elements than an address can count
+        raise ArtifactError(f"no tensor has the shape {spec.shape}: {error}") from error
+
+
 def _is_plain(value: Any) -> bool:
     """A strided tensor whose elements are what its memory holds (no pending sign or conjugate)."""
     if not isinstance(value, Tensor) or value.layout != torch.strided:
@@ -162,33 +235,6 @@ def _is_plain(value: Any) -> bool:
     return not value.is_conj() and not value.is_neg()
 
 
-def _memory(tensor: Tensor) -> int:
+def memory(tensor: Tensor) -> int:
+    """Equal for two values of one :func:`infer` exactly when they share memory."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def _layouts(results: list[Tensor], inputs: list[Tensor]) -> list[_Layout] | None:
-    """Layouts from which :func:`_laid_out` makes such results, or None when it cannot."""
-    memories = [_memory(tensor) for tensor in inputs]
-    layouts: list[_Layout] = []
-    new: set[int] = set()
-    for tensor in results:
-        memory = _memory(tensor)
-        source, offset = None, int(tensor.storage_offset())
-        if memory in memories:
-            source = memories.index(memory)
-            if memories.count(memory) > 1 or inputs[source].dtype != tensor.dtype:
-                return None
-            offset -= int(inputs[source].storage_offset())
-        elif memory in new or offset:
-            return None
-        new.add(memory)
-        layouts.append(_Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, source, offset))
-    return layouts
-
-
-def _laid_out(layout: _Layout, inputs: list[Tensor]) -> Tensor:
-    if layout.source is None:
-        return torch.empty_strided(layout.shape, layout.strides, dtype=layout.dtype, device=_META)
-    source = inputs[layout.source]
-    offset = source.storage_offset() + layout.offset
-    return source.as_strided(layout.shape, layout.strides, offset)
