@@ -12,6 +12,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.model_loader import get_model
 
+import rbln_vllm.models.layers  # noqa: F401  (registers our layers with vLLM)
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
