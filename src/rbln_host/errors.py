@@ -20,3 +20,7 @@ class CacheBusyError(ToolchainError):
 
 class MissingProgramError(ToolchainError):
     """A program was asked for that the loaded artifact does not hold."""
+
+
+class ExecutorError(ToolchainError):
+    """This machine cannot run programs the way that was asked for."""

@@ -64,7 +64,8 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.nbytes < 0 or self.first > self.last:
-            raise ValueError(f"storage {self.name}: {self.nbytes} bytes, {self.first} to {self.last}")
+            lifetime = f"{self.first} to {self.last}"
+            raise ValueError(f"storage {self.name}: {self.nbytes} bytes from {lifetime}")
         if self.offset < 0 or self.offset % ALIGNMENT:
             raise ValueError(f"storage {self.name}: offset {self.offset} is not aligned")
 

@@ -2,6 +2,8 @@
 """An executable: loaded programs bound to their weights and to the KV pool."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Protocol
 
 from torch import Tensor
 
@@ -11,18 +13,32 @@ from rbln_host.compiler.graph import Graph
 from rbln_host.compiler.lowering import lowered
 from rbln_host.errors import MissingProgramError
 from rbln_host.runtime.interpreter import Interpreter
+from rbln_host.runtime.native import NativeProgram, NativeRuntime, start_runtime
+from rbln_host.runtime.options import Executor, ExecutorOptions
 from rbln_host.runtime.weight_store import WeightStore
+
+
+class LoadedProgram(Protocol):
+    """A program with its weights bound."""
+
+    graph: Graph
+
+    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run once. Raises ValueError for a missing input or one of another shape or dtype."""
 
 
 class Executable:
     """Programs that can be run by name.
 
     Inputs that stay the same between runs (the KV pool) are bound once; ``run`` takes the rest.
+    The native executor returns the same tensors in every run of a program: they are valid until
+    its next run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: ExecutorOptions | None = None) -> None:
+        self._options = options or ExecutorOptions()
         self._sources: dict[str, Callable[[], Graph]] = {}
-        self._programs: dict[str, Interpreter] = {}
+        self._programs: dict[str, LoadedProgram] = {}
         self._weights = WeightStore()
         self._bound: dict[str, Tensor] = {}
 
@@ -48,8 +64,17 @@ class Executable:
         """Bytes of all weights as stored (packed), once however many programs read them."""
         return self._weights.nbytes
 
-    def load(self, name: str) -> Interpreter:
-        """Read a program and bind its weights; MissingProgramError when it is not here."""
+    @cached_property
+    def runtime(self) -> NativeRuntime:
+        """Threads and arena of the native executor, from the first use on.
+
+        Raises ExecutorError when this machine cannot run it as asked.
+        """
+        return start_runtime(self._options)
+
+    def load(self, name: str) -> LoadedProgram:
+        """Read a program and bind its weights; MissingProgramError when it is not here,
+        ArtifactError when it cannot run."""
         program = self._programs.get(name)
         if program is None:
             if name not in self._sources:
@@ -58,7 +83,9 @@ class Executable:
             self._programs[name] = program
         return program
 
-    def _load(self, graph: Graph) -> Interpreter:
+    def _load(self, graph: Graph) -> LoadedProgram:
+        if self._options.executor is Executor.NATIVE:
+            return NativeProgram(graph, self._weights, self.runtime)
         names = set(graph.weights.values())
         weights = {name: self._weights.plain(name) for name in names if name in self._weights}
         return Interpreter(graph, weights)

@@ -10,6 +10,7 @@ from torch import Tensor
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref
 from rbln_host.compiler.operators import resolve
 from rbln_host.errors import ArtifactError
+from rbln_host.runtime.inputs import checked_input
 
 Register = int
 """Index of a value in the executor's value table."""
@@ -37,25 +38,13 @@ class Interpreter:
 
     def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run once. Raises ValueError for a missing input or one of another shape or dtype."""
-        values: list[Any] = [self._checked(name, inputs) for name in self.graph.inputs]
+        values: list[Any] = [checked_input(self.graph, n, inputs) for n in self.graph.inputs]
         values += self._weights
         values += [None] * (self._count - len(values))
         with torch.no_grad():
             for step in self._steps:
                 step(values)
         return tuple(values[register] for register in self._outputs)
-
-    def _checked(self, name: str, inputs: Mapping[str, Tensor]) -> Tensor:
-        spec = self.graph.inputs[name]
-        tensor = inputs.get(name)
-        if tensor is None:
-            raise ValueError(f"program {self.graph.name}: input {name!r} is missing")
-        if not spec.matches(tensor):
-            raise ValueError(
-                f"program {self.graph.name}: input {name!r} is {tensor.dtype} "
-                f"{tuple(tensor.shape)}, not {spec.dtype} {spec.shape}"
-            )
-        return tensor
 
     def _plan(self, graph: Graph) -> list[Callable[[list[Any]], None]]:
         last_use = {name: i for i, c in enumerate(graph.commands) for name in c.inputs()}

@@ -31,6 +31,11 @@ class WeightStore:
         return {name: weight.spec for name, weight in self._weights.items()}
 
     @property
+    def packed_specs(self) -> dict[str, TensorSpec]:
+        """Shape and dtype of the weights that are there packed."""
+        return {n: weight.spec for n, weight in self._weights.items() if weight.packed is not None}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all weights as they are stored, each memory once."""
         tensors = [t for weight in self._weights.values() for t in weight.copies.values()]
@@ -65,3 +70,7 @@ class WeightStore:
         if name not in self._unpacked:
             self._unpacked[name] = weight.plain()
         return self._unpacked[name]
+
+    def copy(self, name: str, layout: Layout) -> Tensor:
+        """The weight in a layout: a packed one is there or not (KeyError), a plain one is made."""
+        return self.plain(name) if layout is Layout.PLAIN else self._weights[name].copies[layout]

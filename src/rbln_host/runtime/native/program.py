@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loaded program on the native executor."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rbln_host.compiler.graph import Graph, TensorSpec
+from rbln_host.compiler.plan import Kind, Work, plan_memory
+from rbln_host.compiler.shapes import infer
+from rbln_host.runtime.inputs import checked_input
+from rbln_host.runtime.native.commands import Site
+from rbln_host.runtime.native.extension import Pool, Program
+from rbln_host.runtime.native.fallback import fallback_step
+from rbln_host.runtime.native.memory import Arena, TorchViews, new_memory
+from rbln_host.runtime.native.operands import Base, arena_of, operand_of
+from rbln_host.runtime.native.segments import Compiler, Fallback, joined
+from rbln_host.runtime.weight_store import WeightStore
+
+
+@dataclass(frozen=True)
+class NativeRuntime:
+    """What all programs of an executable share."""
+
+    compiler: Compiler
+    pool: Pool
+    arena: Arena = field(default_factory=Arena, repr=False)
+
+
+class NativeProgram:
+    """A program whose kernels run on the runtime's threads.
+
+    ``run`` returns the same tensors on every run: they are valid until the program's next run.
+    It is built for the sizes that its inputs have; another size of a free axis (the KV pool's
+    number of blocks) has it built again. Raises ArtifactError for commands that cannot run.
+    """
+
+    def __init__(self, graph: Graph, weights: WeightStore, runtime: NativeRuntime) -> None:
+        self.graph, self._weights, self._runtime = graph, weights, runtime
+        has_free_axes = any(-1 in spec.shape for spec in graph.inputs.values())
+        self._machine = None if has_free_axes else self._build({})
+
+    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run once. Raises ValueError for a missing input, one of another shape or dtype or with
+        gaps, IndexError for an id, position, slot or block that is out of range."""
+        if self._machine is None:
+            self._machine = self._build(inputs)
+        try:
+            return self._machine.run(inputs)
+        except _OtherSizesError:
+            self._machine = self._build(inputs)
+            return self._machine.run(inputs)
+
+    def _build(self, inputs: Mapping[str, Tensor]) -> "_Machine":
+        fixed = dict(self.graph.inputs)
+        for name, spec in fixed.items():
+            if -1 in spec.shape:
+                given = checked_input(self.graph, name, inputs)
+                fixed[name] = replace(spec, shape=tuple(given.shape))
+        return _Machine(self.graph, fixed, self._weights, self._runtime)
+
+
+class _OtherSizesError(Exception):
+    """An input's free axis has another size than the machine was built for."""
+
+
+@dataclass
+class _Slot:
+    """An input: its fixed shape, its region, and the tensor that was bound to it last."""
+
+    name: str
+    spec: TensorSpec
+    base: Base
+    tensor: Tensor = field(default_factory=lambda: torch.empty(0))
+    pointer: int = -1
+
+
+class _Machine:
+    """A program for fixed sizes: its memory, its native segments and its fallbacks."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, TensorSpec],
+        weights: WeightStore,
+        runtime: NativeRuntime,
+    ) -> None:
+        self._graph, self._runtime = graph, runtime
+        fixed = with_named_outputs(replace(graph, inputs=dict(inputs)))
+        plan = plan_memory(fixed, infer(fixed, weights.specs))
+        self._views = TorchViews(plan)
+        self._uses: dict[Base, list[tuple[Program, int]]] = {}
+        self._steps: list[Callable[[], None]] = []
+        self._has_fallbacks = False
+        self._add_steps(fixed, Site(plan, fixed.weights, weights.packed_specs))
+        once = [
+            fallback_step(command, self._views)
+            for command, work in zip(fixed.commands, plan.work, strict=True)
+            if work is Work.ONCE
+        ]
+        self._returned = [self._views.number(name) for name in graph.outputs]
+        self._outputs: tuple[Tensor, ...] | None = None
+        self._give_own_memory(weights)
+        self._run(once)
+        self._slots = [
+            _Slot(name, spec, operand_of(plan, name).base) for name, spec in inputs.items()
+        ]
+        self._arena_base, self._arena_memory = arena_of(plan), new_memory(0)
+        runtime.arena.reserve(plan.arena_bytes)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        if self._arena_memory is not self._runtime.arena.memory:
+            self._arena_memory = self._runtime.arena.memory
+            self._give(self._arena_base, self._arena_memory)
+        for slot in self._slots:
+            tensor = inputs.get(slot.name)
+            if tensor is not slot.tensor or tensor.data_ptr() != slot.pointer:
+                self._bind(slot, inputs)
+        try:
+            self._run(self._steps)
+        except IndexError as error:
+            raise IndexError(f"program {self._graph.name}: {error}") from error
+        if self._outputs is None:
+            self._outputs = tuple(self._views.tensors[number] for number in self._returned)
+        return self._outputs
+
+    def _run(self, steps: list[Callable[[], None]]) -> None:
+        with torch.no_grad() if self._has_fallbacks else nullcontext():
+            for step in steps:
+                step()
+
+    def _bind(self, slot: _Slot, inputs: Mapping[str, Tensor]) -> None:
+        tensor = checked_input(self._graph, slot.name, inputs)
+        if not slot.spec.matches(tensor):
+            raise _OtherSizesError
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"program {self._graph.name}: input {slot.name!r} has strides {tensor.stride()}; "
+                "make it contiguous"
+            )
+        self._give(slot.base, tensor)
+        slot.tensor, slot.pointer = tensor, tensor.data_ptr()
+
+    def _give(self, base: Base, memory: Tensor) -> None:
+        """Let everything that reads or writes the region do so where ``memory`` starts."""
+        for program, number in self._uses.get(base, ()):
+            program.bind(number, memory.data_ptr(), memory.nbytes)
+        self._views.move(base, memory)
+        self._outputs = None
+
+    def _give_own_memory(self, weights: WeightStore) -> None:
+        """Bind weights, and what the program alone needs: its outputs and constants."""
+        self._own: list[Tensor] = []
+        for base in {*self._uses, *self._views.bases}:
+            if base.kind is Kind.WEIGHT:
+                memory = weights.copy(base.name, base.layout)
+            elif base.kind in (Kind.OUTPUT, Kind.CONSTANT):
+                memory = new_memory(base.nbytes)
+            else:
+                continue
+            self._own.append(memory)  # kernels hold addresses only
+            self._give(base, memory)
+
+    def _add_steps(self, graph: Graph, site: Site) -> None:
+        compiler = self._runtime.compiler
+        for part in joined(compiler.steps(graph, site)):
+            if isinstance(part, Fallback):
+                self._steps.append(fallback_step(part.command, self._views))
+                self._has_fallbacks = True
+                continue
+            segment = compiler.segment(kernel for step in part for kernel in step.kernels)
+            self._steps.append(partial(segment.program.run, self._runtime.pool))
+            for number, base in enumerate(segment.bases):
+                self._uses.setdefault(base, []).append((segment.program, number))
+
+
+def with_named_outputs(graph: Graph) -> Graph:
+    """Name results that nobody reads: a kernel needs a place for them."""
+    taken = set(graph.values())
+    commands = []
+    for index, command in enumerate(graph.commands):
+        names = []
+        for position, name in enumerate(command.outputs):
+            unread = f"unread.{index}.{position}"
+            while unread in taken:
+                unread += "'"
+            names.append(name or unread)
+        commands.append(replace(command, outputs=tuple(names)))
+    return replace(graph, commands=tuple(commands))
