@@ -23,8 +23,11 @@ class LoadedProgram(Protocol):
 
     graph: Graph
 
-    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run once. Raises ValueError for a missing input or one of another shape or dtype."""
+    def run(self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run once; ``inputs`` go before those that are ``bound``.
+
+        Raises ValueError for a missing input or one of another shape or dtype.
+        """
 
 
 class Executable:
@@ -40,7 +43,7 @@ class Executable:
         self._sources: dict[str, Callable[[], Graph]] = {}
         self._programs: dict[str, LoadedProgram] = {}
         self._weights = WeightStore()
-        self._bound: dict[str, Tensor] = {}
+        self._bound: Mapping[str, Tensor] = {}
 
     def add_artifact(self, artifact: Artifact) -> None:
         """Offer every program of an artifact; each is read when it is first loaded."""
@@ -92,8 +95,8 @@ class Executable:
 
     def bind(self, inputs: Mapping[str, Tensor]) -> None:
         """Use these tensors for inputs of these names in every later run."""
-        self._bound.update(inputs)
+        self._bound = {**self._bound, **inputs}
 
     def run(self, name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Run a program; outputs in the order the captured module returned them."""
-        return self.load(name).run({**self._bound, **inputs})
+        return self.load(name).run(inputs, self._bound)

@@ -2,21 +2,31 @@
 """The check of what a program is given, the same for every executor."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from torch import Tensor
 
 from rbln_host.compiler.graph import Graph
 
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+"""No inputs."""
 
-def checked_input(graph: Graph, name: str, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The input ``name``. ValueError when it is missing or of another shape or dtype."""
+
+def checked_inputs(graph: Graph, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """The inputs in the program's order, others left out. ValueError when one is missing or of
+    another shape or dtype."""
+    for name in graph.inputs:
+        if name not in inputs:
+            raise ValueError(f"program {graph.name}: input {name!r} is missing")
+        check_input(graph, name, inputs[name])
+    return [inputs[name] for name in graph.inputs]
+
+
+def check_input(graph: Graph, name: str, tensor: Tensor) -> None:
+    """ValueError for a tensor of another shape or dtype than the input ``name``."""
     spec = graph.inputs[name]
-    tensor = inputs.get(name)
-    if tensor is None:
-        raise ValueError(f"program {graph.name}: input {name!r} is missing")
     if not spec.matches(tensor):
         raise ValueError(
             f"program {graph.name}: input {name!r} is {tensor.dtype} {tuple(tensor.shape)}, "
             f"not {spec.dtype} {spec.shape}"
         )
-    return tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref
 from rbln_host.compiler.operators import resolve
 from rbln_host.errors import ArtifactError
-from rbln_host.runtime.inputs import checked_input
+from rbln_host.runtime.inputs import NOTHING, checked_inputs
 
 Register = int
 """Index of a value in the executor's value table."""
@@ -36,9 +36,14 @@ class Interpreter:
         self._outputs = [self._registers[name] for name in graph.outputs]
         self._count = len(self._registers)
 
-    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run once. Raises ValueError for a missing input or one of another shape or dtype."""
-        values: list[Any] = [checked_input(self.graph, n, inputs) for n in self.graph.inputs]
+    def run(
+        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor] = NOTHING
+    ) -> tuple[Tensor, ...]:
+        """Run once; ``inputs`` go before those that are ``bound``.
+
+        Raises ValueError for a missing input or one of another shape or dtype.
+        """
+        values: list[Any] = [*checked_inputs(self.graph, {**bound, **inputs})]
         values += self._weights
         values += [None] * (self._count - len(values))
         with torch.no_grad():

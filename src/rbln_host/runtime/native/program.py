@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loaded program on the native executor."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +12,8 @@ from torch import Tensor
 from rbln_host.compiler.graph import Graph, TensorSpec
 from rbln_host.compiler.plan import Kind, Work, plan_memory
 from rbln_host.compiler.shapes import infer
-from rbln_host.runtime.inputs import checked_input
+from rbln_host.compiler.weights import spec_of
+from rbln_host.runtime.inputs import NOTHING, check_input, checked_inputs
 from rbln_host.runtime.native.commands import Site
 from rbln_host.runtime.native.extension import Pool, Program
 from rbln_host.runtime.native.fallback import fallback_step
@@ -42,26 +43,32 @@ class NativeProgram:
     def __init__(self, graph: Graph, weights: WeightStore, runtime: NativeRuntime) -> None:
         self.graph, self._weights, self._runtime = graph, weights, runtime
         has_free_axes = any(-1 in spec.shape for spec in graph.inputs.values())
-        self._machine = None if has_free_axes else self._build({})
+        self._machine = None if has_free_axes else self._machine_for(graph.inputs)
 
-    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run once. Raises ValueError for a missing input, one of another shape or dtype or with
-        gaps, IndexError for an id, position, slot or block that is out of range."""
+    def run(
+        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor] = NOTHING
+    ) -> tuple[Tensor, ...]:
+        """Run once. ``bound`` has inputs that stay: what is looked at is whether it is the same
+        mapping as in the last run. ``inputs`` go before them.
+
+        Raises ValueError for a missing input, one of another shape or dtype or with gaps,
+        IndexError for an id, position, slot or block that is out of range.
+        """
         if self._machine is None:
-            self._machine = self._build(inputs)
+            self._machine = self._build({**bound, **inputs})
         try:
-            return self._machine.run(inputs)
+            return self._machine.run(inputs, bound)
         except _OtherSizesError:
-            self._machine = self._build(inputs)
-            return self._machine.run(inputs)
+            self._machine = self._build({**bound, **inputs})
+            return self._machine.run(inputs, bound)
 
     def _build(self, inputs: Mapping[str, Tensor]) -> "_Machine":
-        fixed = dict(self.graph.inputs)
-        for name, spec in fixed.items():
-            if -1 in spec.shape:
-                given = checked_input(self.graph, name, inputs)
-                fixed[name] = replace(spec, shape=tuple(given.shape))
-        return _Machine(self.graph, fixed, self._weights, self._runtime)
+        given = dict(zip(self.graph.inputs, checked_inputs(self.graph, inputs), strict=True))
+        fixed = {name: spec_of(tensor) for name, tensor in given.items()}
+        return self._machine_for(fixed)
+
+    def _machine_for(self, inputs: Mapping[str, TensorSpec]) -> "_Machine":
+        return _Machine(self.graph, inputs, self._weights, self._runtime)
 
 
 class _OtherSizesError(Exception):
@@ -106,20 +113,29 @@ class _Machine:
         self._outputs: tuple[Tensor, ...] | None = None
         self._give_own_memory(weights)
         self._run(once)
-        self._slots = [
-            _Slot(name, spec, operand_of(plan, name).base) for name, spec in inputs.items()
-        ]
+        self._slots = {
+            name: _Slot(name, spec, operand_of(plan, name).base) for name, spec in inputs.items()
+        }
+        self._bound: Mapping[str, Tensor] | None = None
+        self._expected: Set[str] = self._slots.keys()
         self._arena_base, self._arena_memory = arena_of(plan), new_memory(0)
         runtime.arena.reserve(plan.arena_bytes)
 
-    def run(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def run(self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         if self._arena_memory is not self._runtime.arena.memory:
             self._arena_memory = self._runtime.arena.memory
             self._give(self._arena_base, self._arena_memory)
-        for slot in self._slots:
-            tensor = inputs.get(slot.name)
-            if tensor is not slot.tensor or tensor.data_ptr() != slot.pointer:
-                self._bind(slot, inputs)
+        if bound is not self._bound:
+            self._take_bound(bound)
+        if not self._expected <= inputs.keys():
+            checked_inputs(self._graph, {**bound, **inputs})
+        for name, tensor in inputs.items():
+            slot = self._slots.get(name)
+            if slot is None or (tensor is slot.tensor and tensor.data_ptr() == slot.pointer):
+                continue
+            self._bind(slot, tensor)
+            if name in bound:
+                self._bound = None  # for this run only
         try:
             self._run(self._steps)
         except IndexError as error:
@@ -128,13 +144,20 @@ class _Machine:
             self._outputs = tuple(self._views.tensors[number] for number in self._returned)
         return self._outputs
 
+    def _take_bound(self, bound: Mapping[str, Tensor]) -> None:
+        """Bind what stays, and see what every run must be given."""
+        for name, tensor in bound.items():
+            if name in self._slots:
+                self._bind(self._slots[name], tensor)
+        self._bound, self._expected = bound, self._slots.keys() - bound.keys()
+
     def _run(self, steps: list[Callable[[], None]]) -> None:
         with torch.no_grad() if self._has_fallbacks else nullcontext():
             for step in steps:
                 step()
 
-    def _bind(self, slot: _Slot, inputs: Mapping[str, Tensor]) -> None:
-        tensor = checked_input(self._graph, slot.name, inputs)
+    def _bind(self, slot: _Slot, tensor: Tensor) -> None:
+        check_input(self._graph, slot.name, tensor)
         if not slot.spec.matches(tensor):
             raise _OtherSizesError
         if not tensor.is_contiguous():
