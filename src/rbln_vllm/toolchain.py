@@ -5,7 +5,7 @@ Only this module knows a toolchain. A vendor's compiler is added by a second ada
 the same protocol; nothing above changes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
 from pathlib import Path
@@ -17,12 +17,14 @@ from torch import Tensor
 import rbln_host.compiler
 import rbln_host.ops
 from rbln_host.compiler.artifact import Artifact, Manifest
-from rbln_host.compiler.batches import capture_batches
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
-from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.capture import Captured, capture
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
 from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
+from rbln_host.runtime.native import compiler_of
+from rbln_host.runtime.options import Executor, ExecutorOptions
+from rbln_vllm import envs
 from rbln_vllm.sources import digest_packages
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "MissingProgramError",
     "Toolchain",
     "ToolchainError",
+    "check_executor",
     "host_toolchain",
 ]
 
@@ -75,15 +78,13 @@ class Toolchain(Protocol):
         self,
         module: torch.nn.Module,
         inputs: Mapping[str, Tensor],
-        names: Mapping[int, str],
-        batch_axes: Mapping[str, int],
+        name: str,
         free_axes: Mapping[str, int],
-    ) -> list[Captured]:
-        """Compile ``module(**inputs)`` once for each batch size in ``names`` (size -> name).
+    ) -> Captured:
+        """Compile ``module(**inputs)`` for the sizes of ``inputs``, whose values do not matter.
 
-        ``batch_axes`` names the batch axis of each input that has one, ``free_axes`` the one
-        axis of an input whose size may change at run time (the KV pool's number of blocks).
-        CaptureError when the module cannot be compiled.
+        ``free_axes`` names the one axis of an input whose size may change at run time (the KV
+        pool's number of blocks). CaptureError when the module cannot be compiled.
         """
         ...
 
@@ -102,26 +103,45 @@ class HostToolchain:
     name = "rbln_host"
     version = rbln_host.__version__
 
+    def __init__(self, options: ExecutorOptions) -> None:
+        self._options = options
+
     def compile(
         self,
         module: torch.nn.Module,
         inputs: Mapping[str, Tensor],
-        names: Mapping[int, str],
-        batch_axes: Mapping[str, int],
+        name: str,
         free_axes: Mapping[str, int],
-    ) -> list[Captured]:
-        return capture_batches(module, inputs, names, batch_axes, free_axes)
+    ) -> Captured:
+        return capture(module, inputs, name, free_axes)
 
     def cache(self, root: Path, logger: Logger) -> ProgramCache:
         return ArtifactCache(root, logger)
 
     def new_executable(self) -> Executable:
-        return Executable()
+        return Executable(self._options)
 
 
-def host_toolchain() -> Toolchain:
-    """The toolchain of the ``HOST`` device and of every dry run."""
-    return HostToolchain()
+def host_toolchain(cpus: Sequence[int] = ()) -> Toolchain:
+    """The toolchain of the ``HOST`` device and of every dry run.
+
+    Its executables run one thread on each of ``cpus``; on every allowed one if none are given.
+    """
+    return HostToolchain(_options(cpus))
+
+
+def check_executor() -> None:
+    """Raises ToolchainError, with what to do, when this machine cannot run programs as the
+    environment asks."""
+    options = _options(())
+    if options.executor is Executor.NATIVE:
+        compiler_of(options)
+
+
+def _options(cpus: Sequence[int]) -> ExecutorOptions:
+    return ExecutorOptions(
+        Executor(envs.host_executor()), tuple(cpus), envs.host_isa(), envs.host_spin_us()
+    )
 
 
 def compiled_with() -> dict[str, Any]:

@@ -19,7 +19,6 @@ from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import Captured, Toolchain
 
-STEP_INPUTS = ("input_ids", "positions", "block_table", "slots", "query_pos")
 CAPTURE_BLOCKS = 2
 """Blocks of the pool a program is captured with; it runs with any number."""
 
@@ -43,24 +42,18 @@ class VllmModelBuilder:
         self._context.clear()
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
-        """Compile these programs, family by family; CaptureError says why a model cannot be."""
-        for family in _families(keys):
+        """Compile these programs, one by one; CaptureError says why a model cannot be."""
+        for key in keys:
             with set_current_vllm_config(self._config), self._layers_in_context():
-                captured = self._compile_family(family, toolchain)
-            yield from captured
+                captured = self._compile(key, toolchain)
+            yield captured
 
-    def _compile_family(self, family: Sequence[ProgramKey], toolchain: Toolchain) -> list[Captured]:
-        names = {key.batch: key.name for key in family}
-        if family[0].role is Role.LOGITS:
-            inputs = self._logits_inputs(family[0])
-            return toolchain.compile(_Logits(self._model), inputs, names, {"hidden": 0}, {})
+    def _compile(self, key: ProgramKey, toolchain: Toolchain) -> Captured:
+        if key.role is Role.LOGITS:
+            return toolchain.compile(_Logits(self._model), self._logits_inputs(key), key.name, {})
         forward = _Forward(self._model, self._layers, self._config)
         free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
-        # A prefill program has one row of many tokens; a decode program one token a row.
-        batch_axes = dict.fromkeys(STEP_INPUTS, 0) if family[0].role is Role.DECODE else {}
-        return toolchain.compile(
-            forward, self._forward_inputs(family[0]), names, batch_axes, free_axes
-        )
+        return toolchain.compile(forward, self._forward_inputs(key), key.name, free_axes)
 
     @contextmanager
     def _layers_in_context(self) -> Iterator[None]:
@@ -100,20 +93,12 @@ class VllmModelBuilder:
         }
         for index, layer in enumerate(self.kv_layers):
             shape = (CAPTURE_BLOCKS, *layer.block_shape(geometry.block_size))
-            inputs[kv_input_name(index)] = torch.zeros(shape, dtype=layer.torch_dtype)
+            inputs[kv_input_name(index)] = torch.empty(shape, dtype=layer.torch_dtype)
         return inputs
 
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
         model = self._config.model_config
         return {"hidden": torch.zeros(key.batch, model.get_hidden_size(), dtype=model.dtype)}
-
-
-def _families(keys: Sequence[ProgramKey]) -> list[list[ProgramKey]]:
-    """Programs that differ in batch alone, in the order given."""
-    families: dict[tuple[Role, int], list[ProgramKey]] = {}
-    for key in keys:
-        families.setdefault((key.role, key.query), []).append(key)
-    return list(families.values())
 
 
 class _Forward(torch.nn.Module):

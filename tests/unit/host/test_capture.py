@@ -125,7 +125,7 @@ class InPlace(nn.Module):
 class Casts(nn.Module):
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         same = hidden.float().to(torch.float32).contiguous()
-        # The exporter traces the question about dtypes too.
+        # Answered while the module is captured; no command is left of it.
         wide = hidden.to(torch.promote_types(hidden.dtype, torch.float64)).float()
         copied = hidden.to(torch.float32, copy=True)
         copied.add_(1)

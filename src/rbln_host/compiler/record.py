@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording: a module runs once on tensors without data, and each operator it applies is noted.
+
+Sizes are those of the given inputs, so what the module computes from sizes, or decides by them,
+is done while it runs: only operators on tensors of fixed shape remain. What would need data
+(``item``, ``nonzero``) raises. ``torch.export`` gives the same list of operators 10 times slower:
+it makes proxies, guards and a second graph, none of which a static program needs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._export.utils import _compiling_state_context
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rbln_host.errors import CaptureError
+
+_DATA_GETTER = Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator applied: an ``OpOverload``, what it was given and what it returned."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Fake inputs by name, the calls in order, and what the module returned.
+
+    Tensors are told apart by identity: a call's argument is an input, an earlier call's result,
+    or a real tensor, which is a weight or a constant.
+    """
+
+    inputs: Mapping[str, Tensor]
+    calls: tuple[Call, ...]
+    result: Any
+
+
+def record(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Recording:
+    """Record ``module(**inputs)`` for the program ``name``; values of inputs do not matter.
+
+    Raises CaptureError for a module that needs them, or fails.
+    """
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = _Recorder(name)
+    try:
+        fakes = {key: fake_mode.from_tensor(value) for key, value in inputs.items()}
+        with _static_trace(), fake_mode, recorder:
+            result = module(**fakes)
+    except CaptureError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CaptureError(
+            f"program {name}: the model cannot be captured: {error} depends on data; a program is "
+            "a straight line of operators on tensors of fixed sizes, without control flow"
+        ) from error
+    except Exception as error:  # a model may raise anything
+        raise CaptureError(
+            f"program {name}: the model cannot be captured as a static program: {error}"
+        ) from error
+    return Recording(fakes, tuple(recorder.calls), result)
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every call of torch's dispatcher, as the fake mode below it answers."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if not isinstance(func, OpOverload):
+            raise CaptureError(
+                f"program {self._name}: {func} is control flow or calls a graph of its own; a "
+                "program is a straight line of operators on tensors of fixed sizes"
+            )
+        result = func(*args, **(kwargs or {}))
+        self.calls.append(Call(func, args, kwargs or {}, result))
+        return result
+
+
+@contextmanager
+def _static_trace() -> Iterator[None]:
+    """What models ask for before they do what cannot be traced, and see while they are.
+
+    In inference mode composite operators (``linear``) arrive whole.
+    """
+    with torch.inference_mode(), _compiling_state_context(), _DetachData():
+        yield
+
+
+class _DetachData(TorchFunctionMode):
+    """``tensor.data`` hides a tensor from the recorder; it is read as ``tensor.detach()``."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func == _DATA_GETTER:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
