@@ -94,10 +94,9 @@ void Pool::start(uint64_t run, size_t command) {
     if (tasks == 0) continue;
     tasks_.store(static_cast<uint32_t>(tasks), std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    publish(run << kRunShift | command << kCommandShift);
+    publish(run << kRunShift | command << kCommandShift | static_cast<uint32_t>(tasks));
     return;
   }
-  tasks_.store(0, std::memory_order_relaxed);
   publish(run << kRunShift | kOver << kCommandShift);
 }
 
@@ -116,13 +115,15 @@ void Pool::work_until_over(uint64_t run) {
   }
 }
 
-// Takes the task the ticket names and runs it. False when the command has none left to take.
+// Takes a task of the ticket's command and runs it. False when the command has none left to take.
 bool Pool::take_and_run(uint64_t ticket, int thread) {
+  const uint32_t left = static_cast<uint32_t>(ticket);
+  if (left == 0) return false;
+  if (!ticket_.compare_exchange_strong(ticket, ticket - 1, std::memory_order_acq_rel)) return true;
+  // The exchange succeeded, so the command is open and stays so until this task is done. Only now is
+  // the count of tasks known to be this command's: `start` sets it before it publishes the next.
   const uint32_t tasks = tasks_.load(std::memory_order_relaxed);
-  const uint32_t task = static_cast<uint32_t>(ticket);
-  if (task >= tasks) return false;
-  if (!ticket_.compare_exchange_strong(ticket, ticket + 1, std::memory_order_acq_rel)) return true;
-  // The exchange succeeded, so the command is open and stays so until this task is done.
+  const uint32_t task = tasks - left;
   const size_t command = (ticket >> kCommandShift) & 0xffff;
   const Work& work = (*work_)[command];
   work.kernel->run(*work.call, shared_, task, scratch_[thread].data());

@@ -66,14 +66,20 @@ RBLN_INLINE BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-// Rounds to nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays one. The hardware's instruction also turns denormals
+// into zeros.
 RBLN_INLINE void store(BFloat16* p, Vec v) {
+#if defined(__AVX512BF16__)
+  const __m256bh hardware = _mm512_cvtneps_pbh(bit_cast<__m512>(v));
+  std::memcpy(p, &hardware, sizeof(hardware));
+#else
   const UVec bits = bit_cast<UVec>(v);
   const UVec rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const UVec quiet = bits >> 16 | 0x40;
   const UVec nan = bit_cast<UVec>(v != v);
   const HVec half = __builtin_convertvector((rounded & ~nan) | (quiet & nan), HVec);
   std::memcpy(p, &half, sizeof(half));
+#endif
 }
 
 // ---- float16
@@ -150,6 +156,27 @@ RBLN_INLINE void store_some(T* p, Vec v, int64_t count) {
   std::memcpy(p, buffer, static_cast<size_t>(count) * sizeof(T));
 }
 
+// The number of lanes in use where it is known to be all of them.
+struct AllLanes {};
+
+template <class T>
+RBLN_INLINE Vec load_some(const T* p, AllLanes) {
+  return load(p);
+}
+template <class T>
+RBLN_INLINE void store_some(T* p, Vec v, AllLanes) {
+  store(p, v);
+}
+
+// Calls `function(i, lanes)` for each vector of a row of `width` elements; `lanes` is AllLanes for
+// whole ones, a count for the rest.
+template <class F>
+RBLN_INLINE void for_vectors(int64_t width, F function) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) function(i, AllLanes{});
+  if (i < width) function(i, width - i);
+}
+
 // ---- arithmetic
 
 template <class M>
@@ -160,19 +187,25 @@ RBLN_INLINE Vec select(M mask, Vec yes, Vec no) {
 RBLN_INLINE Vec vmax(Vec a, Vec b) { return a > b ? a : b; }
 RBLN_INLINE Vec vmin(Vec a, Vec b) { return a < b ? a : b; }
 
+// Combines all lanes, always in the same order.
+template <class F>
+RBLN_INLINE float reduce(Vec v, F combine) {
+  const IVec by8 = {8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7};
+  const IVec by4 = {4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11};
+  const IVec by2 = {2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13};
+  const IVec by1 = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+  v = combine(v, __builtin_shuffle(v, by8));
+  v = combine(v, __builtin_shuffle(v, by4));
+  v = combine(v, __builtin_shuffle(v, by2));
+  return combine(v, __builtin_shuffle(v, by1))[0];
+}
+
 RBLN_INLINE float sum(Vec v) {
-  float parts[kLanes];
-  store(parts, v);
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    for (int i = 0; i < step; ++i) parts[i] += parts[i + step];
-  }
-  return parts[0];
+  return reduce(v, [](Vec a, Vec b) { return a + b; });
 }
 
 RBLN_INLINE float max_of(Vec v) {
-  float most = v[0];
-  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
-  return most;
+  return reduce(v, [](Vec a, Vec b) { return vmax(a, b); });
 }
 
 RBLN_INLINE Vec vsqrt(Vec v) {
@@ -190,14 +223,34 @@ RBLN_INLINE Vec each(Vec v, F function) {
   return v;
 }
 
+// 2^n * y for whole n; n may be far outside the range of exponents.
+RBLN_INLINE Vec scale_by_power(Vec y, Vec n) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec>(_mm512_scalef_ps(bit_cast<__m512>(y), bit_cast<__m512>(n)));
+#else
+  // In two factors, so that neither overflows before the product does.
+  const IVec whole = __builtin_convertvector(n, IVec);
+  const IVec low = whole >> 1;
+  const IVec high = whole - low;
+  return y * bit_cast<Vec>((low + 127) << 23) * bit_cast<Vec>((high + 127) << 23);
+#endif
+}
+
+RBLN_INLINE Vec round_whole(Vec x) {
+#if defined(__AVX512F__)
+  return bit_cast<Vec>(_mm512_roundscale_ps(bit_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT));
+#else
+  const Vec half = select(x < 0, splat(-0.5f), splat(0.5f));
+  return __builtin_convertvector(__builtin_convertvector(x + half, IVec), Vec);
+#endif
+}
+
 // e^x to about 2 units in the last place (Cephes' expf: reduction by ln 2 in two parts, then a
-// polynomial of degree 5). Below -87.3 the result is 0, above 88.7 infinity; NaN stays NaN.
+// polynomial of degree 5). Underflows to 0, overflows to infinity; NaN stays NaN.
 RBLN_INLINE Vec vexp(Vec x) {
-  const Vec clamped = vmin(vmax(x, splat(-87.33f)), splat(88.72f));
-  const Vec scaled = clamped * 1.44269504088896341f;
-  const Vec half = select(scaled < 0, splat(-0.5f), splat(0.5f));
-  const IVec whole = __builtin_convertvector(scaled + half, IVec);
-  const Vec n = __builtin_convertvector(whole, Vec);
+  // The order of operands lets a NaN through.
+  const Vec clamped = vmin(splat(89.0f), vmax(splat(-105.0f), x));
+  const Vec n = round_whole(select(x != x, splat(0.0f), clamped) * 1.44269504088896341f);
   const Vec r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
   Vec y = splat(1.9875691500e-4f);
   y = y * r + 1.3981999507e-3f;
@@ -206,13 +259,7 @@ RBLN_INLINE Vec vexp(Vec x) {
   y = y * r + 1.6666665459e-1f;
   y = y * r + 5.0000001201e-1f;
   y = y * r * r + r + 1.0f;
-  // 2^n in two factors, so that neither overflows before the product does.
-  const IVec low = whole >> 1;
-  const IVec high = whole - low;
-  y = y * bit_cast<Vec>((low + 127) << 23) * bit_cast<Vec>((high + 127) << 23);
-  y = select(x < -87.33f, splat(0.0f), y);
-  y = select(x > 88.72f, splat(INFINITY), y);
-  return select(x != x, x, y);
+  return scale_by_power(y, n);
 }
 
 RBLN_INLINE Vec vsigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }

@@ -179,9 +179,7 @@ RBLN_INLINE void finish_head(const Attention& a, int64_t n, int64_t head, float 
   }
   factor /= total;
   T* out = a.out.as<T>() + n * a.out.stride[0] + head * a.out.stride[1];
-  for (int64_t i = 0; i < a.size; i += kLanes) {
-    store_some(out + i, load_some(o + i, a.size - i) * factor, a.size - i);
-  }
+  for (int64_t i = 0; i < a.size; i += kLanes) store(out + i, load(o + i) * factor);
 }
 
 }  // namespace RBLN_ISA

@@ -169,13 +169,16 @@ void soften_row(const Attention& a, const BlockScratch<T>& s, int64_t row, float
   const IVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   float* score = s.score + row * kKeyTile;
   Row<T>* weight = s.weight + row * kKeyTile;
-  const int last = static_cast<int>(position - first);
+  const int last = static_cast<int>(std::min(position - first, count - 1));
   const int begin = static_cast<int>(std::max<int64_t>(0, a.first_key(position) - first));
   Vec most = splat(-INFINITY);
+  const bool all_visible = last >= count - 1 && begin == 0 && count % kLanes == 0;
   for (int64_t i = 0; i < count; i += kLanes) {
-    const IVec key = lane + static_cast<int>(i);
     Vec v = adjust_scores(a, load(score + i), slope, first + i, position);
-    v = select((key <= last) & (key >= begin), v, splat(-INFINITY));
+    if (!all_visible) {
+      const IVec key = lane + static_cast<int>(i);
+      v = select((key <= last) & (key >= begin), v, splat(-INFINITY));
+    }
     store(score + i, v);
     most = vmax(v, most);
   }
@@ -191,7 +194,7 @@ void soften_row(const Attention& a, const BlockScratch<T>& s, int64_t row, float
     total += e;
     store_weight<T>(weight + i, e);
   }
-  const float factor = std::exp(before - top);
+  const float factor = before == top ? 1.0f : std::exp(before - top);
   s.total[row] = s.total[row] * factor + sum(total);
   s.most[row] = top;
   if (factor == 1.0f) return;
@@ -235,9 +238,10 @@ void attend_block(const Attention& a, Shared& shared, const AttentionItem& item,
   std::fill(s.most, s.most + rows, -INFINITY);
   std::fill(s.total, s.total + rows, 0.0f);
   std::fill(s.o, s.o + rows * a.size, 0.0f);
-  // Tiles start at multiples of their length, so that results do not depend on the window's start.
-  for (int64_t first = lowest / kKeyTile * kKeyTile; first <= highest; first += kKeyTile) {
-    const int64_t count = std::min(kKeyTile, highest + 1 - first);
+  // Tiles end at multiples of their length. Keys before the first visible one are not read.
+  int64_t count;
+  for (int64_t first = lowest; first <= highest; first += count) {
+    count = std::min((first / kKeyTile + 1) * kKeyTile, highest + 1) - first;
     if (!pack_tile<T>(a, shared, item, first, count, s)) return;
     multiply<T>(s.query, a.size, rows, s.keys, group_elements<T>(a.size), (count + 15) / 16, a.size,
                 s.score, kKeyTile, false);

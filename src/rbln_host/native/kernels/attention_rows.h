@@ -32,10 +32,10 @@ RBLN_INLINE Vec dot_keys(const float* query, const T* keys, int64_t stride, int6
                          int64_t size) {
   Vec acc[16] = {};
   for (int64_t i = 0; i < size; i += kLanes) {
-    const Vec q = load_some(query + i, size - i);
+    const Vec q = load(query + i);
 #pragma GCC unroll 16
     for (int j = 0; j < 16; ++j) {
-      acc[j] += q * load_some(keys + std::min<int64_t>(j, count - 1) * stride + i, size - i);
+      acc[j] += q * load(keys + std::min<int64_t>(j, count - 1) * stride + i);
     }
   }
   return sum_each(acc);
@@ -123,26 +123,32 @@ RBLN_INLINE void add_values_all(const float* p, int64_t ldp, const T* values, in
   if (group - g == 1) add_values_wide<T, 1>(rest, ldp, values, stride, count, o + g * size, size);
 }
 
-// Turns `count` scores into exp(score - max); returns the maximum and the sum.
+// Turns `count` scores into exp(score - max); returns the maximum and the sum. Lanes up to the next
+// multiple of 16 are written.
 RBLN_INLINE std::pair<float, float> softmax_part(float* s, int64_t count) {
+  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  for (int64_t i = count; i < padded; ++i) s[i] = -INFINITY;
   Vec most = splat(-INFINITY);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Vec v = splat(-INFINITY);
-    if (count - i >= kLanes) {
-      v = load(s + i);
-    } else {
-      for (int64_t j = 0; j < count - i; ++j) v[j] = s[i + j];
-    }
-    most = vmax(v, most);
-  }
+  for (int64_t i = 0; i < padded; i += kLanes) most = vmax(load(s + i), most);
   const float top = max_of(most);
   Vec total{};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec e = vexp(load_some(s + i, count - i) - top);
-    store_some(s + i, e, count - i);
-    total += load_some(s + i, count - i);
+  for (int64_t i = 0; i < padded; i += kLanes) {
+    const Vec e = vexp(load(s + i) - top);
+    store(s + i, e);
+    total += e;
   }
   return {top, sum(total)};
+}
+
+// Asks for the keys and values of `count` rows, which are read soon.
+template <class T>
+RBLN_INLINE void prefetch_rows(const T* row, int64_t stride, int64_t count, int64_t size) {
+  for (int64_t j = 0; j < count; ++j) {
+    const char* start = reinterpret_cast<const char*>(row + j * stride);
+    for (int64_t i = 0; i < 2 * size * static_cast<int64_t>(sizeof(T)); i += 64) {
+      __builtin_prefetch(start + i);
+    }
+  }
 }
 
 // A part's result, as kept until all parts of its query and KV head are there: per head of the group
@@ -164,6 +170,8 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, 
       a, shared, sequence, item.head, first, end, [&](const T* keys, int64_t key, int64_t count) {
         for (int64_t j = 0; j < count; j += 16) {
           const int64_t some = std::min<int64_t>(16, count - j);
+          prefetch_rows(keys + (j + 16) * stride, stride, std::min<int64_t>(16, count - j - 16),
+                        a.size);
           for (int64_t g = 0; g < a.group; ++g) {
             Vec s = dot_keys(rows + g * row_stride, keys + j * stride, stride, some, a.size);
             s = adjust_scores(a, s, a.slope(item.head * a.group + g), key + j, position);
@@ -195,15 +203,14 @@ void combine_parts(const Attention& a, const AttentionItem& item, const float* p
     for (int32_t part = 0; part < item.parts; ++part) {
       most = std::max(most, partials[part * floats + 2 * g]);
     }
-    for (int64_t i = 0; i < a.size; ++i) o[i] = 0;
+    std::memset(o, 0, sizeof(float) * a.size);
     for (int32_t part = 0; part < item.parts; ++part) {
       const float* p = partials + part * floats;
       const float factor = std::exp(p[2 * g] - most);
       total += factor * p[2 * g + 1];
       const float* values = p + 2 * a.group + g * a.size;
       for (int64_t i = 0; i < a.size; i += kLanes) {
-        store_some(o + i, load_some(o + i, a.size - i) + load_some(values + i, a.size - i) * factor,
-                   a.size - i);
+        store(o + i, load(o + i) + load(values + i) * factor);
       }
     }
     finish_head<T>(a, item.row, item.head * a.group + g, most, total, o);

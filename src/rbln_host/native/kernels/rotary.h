@@ -16,13 +16,12 @@ RBLN_INLINE void rotate_head(const T* x, const T* cos_sin, int64_t rotary, int64
   const int64_t half = rotary / 2;
   const T* sin = cos_sin + half;
   if (neox) {
-    for (int64_t i = 0; i < half; i += kLanes) {
-      const int64_t count = half - i;
-      const Vec a = load_some(x + i, count), b = load_some(x + half + i, count);
-      const Vec c = load_some(cos_sin + i, count), s = load_some(sin + i, count);
-      store_some(out + i, a * c - b * s, count);
-      store_some(out + half + i, b * c + a * s, count);
-    }
+    for_vectors(half, [&](int64_t i, auto lanes) {
+      const Vec a = load_some(x + i, lanes), b = load_some(x + half + i, lanes);
+      const Vec c = load_some(cos_sin + i, lanes), s = load_some(sin + i, lanes);
+      store_some(out + i, a * c - b * s, lanes);
+      store_some(out + half + i, b * c + a * s, lanes);
+    });
   } else {
     for (int64_t i = 0; i < half; ++i) {
       const float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]);

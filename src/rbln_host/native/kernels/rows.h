@@ -41,48 +41,48 @@ inline size_t row_scratch(const Call& call) {
 // Mean of the squares of the first `count` elements.
 RBLN_INLINE float mean_square(const float* x, int64_t count) {
   Vec total{};
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec v = load_some(x + i, count - i);
+  for_vectors(count, [&](int64_t i, auto lanes) {
+    const Vec v = load_some(x + i, lanes);
     total += v * v;
-  }
+  });
   return sum(total) / static_cast<float>(count);
 }
 
-template <class T>
-RBLN_INLINE void scale_row(const Operand& weight, const float* x, float factor, T* out, int64_t width) {
-  for (int64_t i = 0; i < width; i += kLanes) {
-    Vec v = load_some(x + i, width - i) * factor;
-    if (weight.present) v *= load_some(weight.as<T>() + i, width - i);
-    store_some(out + i, v, width - i);
-  }
-}
-
 // rms_norm: x, weight, out. add_rms_norm: x, residual, weight, out, sum.
-template <class T>
+template <class T, bool kAdds>
 void rms_norm_rows(const Call& call, int64_t task, float* row_f32) {
-  const bool adds = call.op == Op::kAddRmsNorm;
-  const Operand &x = call[0], &weight = call[adds ? 2 : 1], &out = call[adds ? 3 : 2];
+  const Operand &x = call[0], &weight = call[kAdds ? 2 : 1], &out = call[kAdds ? 3 : 2];
   const int64_t width = x.last();
   const int64_t measured = call.variance_size ? call.variance_size : width;
   for_rows(call, task, [&](int64_t row) {
     const T* source = x.as<T>() + x.row_offset(row);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      Vec v = load_some(source + i, width - i);
-      if (adds) {
-        v += load_some(call[1].as<T>() + call[1].row_offset(row) + i, width - i);
-        store_some(call[4].as<T>() + call[4].row_offset(row) + i, v, width - i);
+    const T* residual = kAdds ? call[1].as<T>() + call[1].row_offset(row) : nullptr;
+    T* total = kAdds ? call[4].as<T>() + call[4].row_offset(row) : nullptr;
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      Vec v = load_some(source + i, lanes);
+      if constexpr (kAdds) {
+        v += load_some(residual + i, lanes);
+        store_some(total + i, v, lanes);
       }
-      store_some(row_f32 + i, v, width - i);
-    }
+      store_some(row_f32 + i, v, lanes);
+    });
     const float factor = 1.0f / std::sqrt(mean_square(row_f32, measured) + call.epsilon);
-    scale_row<T>(weight, row_f32, factor, out.as<T>() + out.row_offset(row), width);
+    T* target = out.as<T>() + out.row_offset(row);
+    const T* scale = weight.as<T>();
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      Vec v = load_some(row_f32 + i, lanes) * factor;
+      if (scale) v *= load_some(scale + i, lanes);
+      store_some(target + i, v, lanes);
+    });
   });
 }
 
 inline void rms_norm_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
   with_float_type(call[0].dtype, [&](auto* type) {
-    rms_norm_rows<std::remove_pointer_t<decltype(type)>>(call, task,
-                                                         reinterpret_cast<float*>(scratch));
+    using T = std::remove_pointer_t<decltype(type)>;
+    float* row = reinterpret_cast<float*>(scratch);
+    if (call.op == Op::kAddRmsNorm) return rms_norm_rows<T, true>(call, task, row);
+    rms_norm_rows<T, false>(call, task, row);
   });
 }
 
@@ -94,22 +94,22 @@ void layer_norm_rows(const Call& call, int64_t task, float* row_f32) {
     const T* source = x.as<T>() + x.row_offset(row);
     T* target = out.as<T>() + out.row_offset(row);
     Vec total{};
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const Vec v = load_some(source + i, width - i);
-      store_some(row_f32 + i, v, width - i);
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      const Vec v = load_some(source + i, lanes);
+      store_some(row_f32 + i, v, lanes);
       total += v;
-    }
+    });
     const float mean = sum(total) / static_cast<float>(width);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      store_some(row_f32 + i, load_some(row_f32 + i, width - i) - mean, width - i);
-    }
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      store_some(row_f32 + i, load_some(row_f32 + i, lanes) - mean, lanes);
+    });
     const float factor = 1.0f / std::sqrt(mean_square(row_f32, width) + call.epsilon);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      Vec v = load_some(row_f32 + i, width - i) * factor;
-      if (weight.present) v *= load_some(weight.as<T>() + i, width - i);
-      if (bias.present) v += load_some(bias.as<T>() + i, width - i);
-      store_some(target + i, v, width - i);
-    }
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      Vec v = load_some(row_f32 + i, lanes) * factor;
+      if (weight.present) v *= load_some(weight.as<T>() + i, lanes);
+      if (bias.present) v += load_some(bias.as<T>() + i, lanes);
+      store_some(target + i, v, lanes);
+    });
   });
 }
 
@@ -127,10 +127,10 @@ void gated_activation_rows(const Call& call, int64_t task) {
   for_rows(call, task, [&](int64_t row) {
     const T* gate = x.as<T>() + x.row_offset(row);
     T* target = out.as<T>() + out.row_offset(row);
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const Vec g = activate(call.activation, load_some(gate + i, width - i));
-      store_some(target + i, g * load_some(gate + width + i, width - i), width - i);
-    }
+    for_vectors(width, [&](int64_t i, auto lanes) {
+      const Vec g = activate(call.activation, load_some(gate + i, lanes));
+      store_some(target + i, g * load_some(gate + width + i, lanes), lanes);
+    });
   });
 }
 
