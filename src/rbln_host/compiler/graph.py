@@ -7,6 +7,7 @@ which :class:`Ref` stands for a value; that is all a program file holds.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,10 +55,14 @@ class Command:
     outputs: tuple[str | None, ...]
     returns_tuple: bool = False
 
-    def inputs(self) -> Iterator[str]:
+    def inputs(self) -> tuple[str, ...]:
         """Names of the values this command reads."""
-        yield from references(self.args)
-        yield from references(tuple(self.kwargs.values()))
+        return self._inputs
+
+    @cached_property
+    def _inputs(self) -> tuple[str, ...]:
+        """Asked for by every pass, and a command never changes."""
+        return (*references(self.args), *references(tuple(self.kwargs.values())))
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operator)
 def test_equals_what_running_gives(case: Command) -> None:
-    twice = [case, Command(**{**vars(case), "outputs": renamed(case.outputs)})]
+    twice = [case, replace(case, outputs=renamed(case.outputs))]
     program = graph(*twice, outputs=("a", "a2", "x"))
     weights = {"weight": torch.randn(4, 6)}
     values = infer(program, specs(weights))
