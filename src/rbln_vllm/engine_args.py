@@ -9,6 +9,7 @@ from rbln_vllm import envs
 from rbln_vllm.config import resolve_config
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.model_impl import decide_from_engine_args
+from rbln_vllm.toolchain import ToolchainError, check_executor
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -61,11 +62,7 @@ def _check_raw(args: "EngineArgs") -> None:
     if args.async_scheduling:
         logger.warning_once("Disabling asynchronous scheduling: it is not built yet")
     args.async_scheduling = False
-    if envs.host_executor() == "native":
-        raise ValueError(
-            "RBLN_HOST_EXECUTOR=native: the native executor is not built yet. Unset it; programs "
-            "run on the reference executor"
-        )
+    _check_executor()
     if args.attention_backend not in (None, "CUSTOM"):
         raise ValueError(f"Cannot use {args.attention_backend} backend on RBLN.")
     if envs.compile_only() and envs.compile_cache_disabled():
@@ -73,6 +70,16 @@ def _check_raw(args: "EngineArgs") -> None:
             "VLLM_RBLN_COMPILE_ONLY=1 and VLLM_DISABLE_COMPILE_CACHE=1 exclude each other: "
             "there would be nowhere to keep the programs. Unset one"
         )
+
+
+def _check_executor() -> None:
+    """Refuse before the model is loaded what cannot run it. Compiling alone needs no executor."""
+    if envs.compile_only():
+        return
+    try:
+        check_executor()
+    except ToolchainError as error:
+        raise ValueError(str(error)) from error
 
 
 def _upstream_default(name: str) -> Any:

@@ -2,6 +2,8 @@
 """Parsers of environment variable texts. Each raises ValueError that says what it expected."""
 
 GIB = 1 << 30
+ISA_NAMES = ("portable", "avx2", "avx512", "avx512_bf16")
+"""Instruction sets that the native kernels are compiled for."""
 
 
 def parse_bool(text: str) -> bool:
@@ -64,8 +66,16 @@ def parse_gib(text: str) -> int | None:
 
 
 def parse_executor(text: str) -> str:
-    """`auto`, `native` or `reference`; empty means `auto`."""
-    name = text.strip().lower() or "auto"
-    if name not in ("auto", "native", "reference"):
-        raise ValueError("expected auto, native or reference")
+    """`native` or `reference`; empty means `native`."""
+    name = text.strip().lower() or "native"
+    if name not in ("native", "reference"):
+        raise ValueError("expected native or reference")
     return name
+
+
+def parse_isa(text: str) -> str | None:
+    """An instruction set of the native kernels; empty means the best of this CPU."""
+    name = text.strip().lower()
+    if name and name not in ISA_NAMES:
+        raise ValueError(f"expected one of {', '.join(ISA_NAMES)}")
+    return name or None

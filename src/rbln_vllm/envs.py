@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rbln_vllm import env_tables
 from rbln_vllm.env_parsers import (
     parse_bool,
-    parse_bucket_strategy,
     parse_count,
     parse_executor,
     parse_gib,
-    parse_int_list,
-    parse_optional_int,
+    parse_isa,
     parse_optional_text,
     parse_text,
 )
@@ -71,9 +70,6 @@ def _inert(name: str, doc: str, why: str) -> Variable[str | None]:
     return Variable(name, parse_optional_text, None, doc, no_effect=why)
 
 
-_CCL = "no effect on HOST: belongs to the vendor's collective library"
-_REPORT = "not built yet: the performance report at shutdown"
-
 _ENABLE_WARM_UP = Variable(
     "VLLM_RBLN_ENABLE_WARM_UP",
     parse_bool,
@@ -104,9 +100,22 @@ _TARGET_SOC = Variable(
 _HOST_EXECUTOR = Variable(
     "RBLN_HOST_EXECUTOR",
     parse_executor,
-    "auto",
-    "Which executor runs programs on HOST: `auto` or `reference` (today the same); `native` is "
-    "refused: it is not built yet.",
+    "native",
+    "Which executor runs programs on HOST: `native` (our kernels) or `reference` (torch's CPU "
+    "operators, one command at a time: slow, for comparison).",
+)
+_HOST_ISA = Variable[str | None](
+    "RBLN_HOST_ISA",
+    parse_isa,
+    None,
+    "Instruction set of the native kernels: `portable`, `avx2`, `avx512` or `avx512_bf16`, which "
+    "this CPU must have. Unset: its best.",
+)
+_HOST_SPIN_US = Variable(
+    "RBLN_HOST_SPIN_US",
+    parse_count,
+    20,
+    "Microseconds that an idle thread of the native executor waits awake before it sleeps.",
 )
 _CACHE_ROOT = Variable(
     "VLLM_CACHE_ROOT",
@@ -168,6 +177,8 @@ ACTIVE: tuple[Variable[Any], ...] = (
     _FORCE_NPU_NAME,
     _TARGET_SOC,
     _HOST_EXECUTOR,
+    _HOST_ISA,
+    _HOST_SPIN_US,
     _CACHE_ROOT,
     _XDG_CACHE_HOME,
     _DISABLE_COMPILE_CACHE,
@@ -180,78 +191,12 @@ ACTIVE: tuple[Variable[Any], ...] = (
 
 INERT: tuple[Variable[Any], ...] = (
     _VISIBLE_DEVICES,
-    _inert("VLLM_RBLN_METRICS", "Performance report at shutdown.", _REPORT),
-    _inert("VLLM_RBLN_METRICS_FILE", "Mirror the report to this file.", _REPORT),
-    _inert("VLLM_RBLN_METRICS_DIR", "Write the report as JSON per rank.", _REPORT),
-    _inert("VLLM_RBLN_NUMA", "Bind workers to NUMA nodes.", "not built yet: NUMA binding"),
-    _inert(
-        "VLLM_RBLN_COMPILE_STRICT_MODE",
-        "Adds the compile mode `strict`.",
-        "no effect on HOST: a mode of the vendor's compiler",
-    ),
-    _inert(
-        "VLLM_RBLN_USE_DEVICE_TENSOR",
-        "Keep tensors on the device end to end.",
-        "no effect on HOST: host memory is device memory",
-    ),
-    _inert(
-        "VLLM_RBLN_DISABLE_OFFLOAD",
-        "Page weights to disk while loading.",
-        "no effect on HOST: belongs to the vendor's torch backend",
-    ),
-    _inert(
-        "VLLM_RBLN_DISABLE_WORKER_FAIL_FAST",
-        "Keep a worker alive on exceptions.",
-        "not built yet: the worker fail-fast exit",
-    ),
-    _inert("VLLM_RBLN_AUTO_PORT", "Let the collective library choose ports.", _CCL),
-    _inert("RBLN_ROOT_IP", "Address of the first node.", _CCL),
-    _inert("RBLN_LOCAL_IP", "Address of this node.", _CCL),
-    _inert("RBLN_PROFILER", "Record a device trace.", "not built yet: the profiler"),
-    _inert(
-        "RBLN_RUNTIME_FORCE_SYNC",
-        "Make the runtime synchronous.",
-        "no effect on HOST: programs already run synchronously",
-    ),
-    _inert(
-        "RBLN_DUMMY_DEVICE",
-        "Compile without a device.",
-        "no effect on HOST: set RBLN_FORCE_NPU_NAME for a dry run",
-    ),
+    *(_inert(*row) for row in env_tables.INERT),
 )
 
 # Where two variables replace the same field, the first one that is set wins.
 DEPRECATED: tuple[Variable[Any], ...] = tuple(
-    _deprecated(name, parse, field)
-    for name, parse, field in (
-        ("VLLM_RBLN_NUM_DEVICES_PER_LOCAL_RANK", parse_optional_int, "num_devices_per_local_rank"),
-        ("VLLM_RBLN_TP_SIZE", parse_optional_int, "num_devices_per_local_rank"),
-        ("VLLM_RBLN_SAMPLER", parse_bool, "use_custom_sampler"),
-        ("VLLM_RBLN_ENFORCE_MODEL_FP32", parse_bool, "enforce_model_fp32"),
-        ("VLLM_RBLN_BATCH_ATTN_OPT", parse_bool, "use_batch_attn_opt"),
-        ("RBLN_USE_CUSTOM_KERNEL", parse_bool, "use_custom_kernel"),
-        ("VLLM_RBLN_USE_DYNAMIC_KV_CACHE", parse_bool, "use_dynamic_kv_cache"),
-        ("VLLM_RBLN_SUB_BLOCK_CACHE", parse_bool, "enable_sub_block_cache"),
-        ("VLLM_RBLN_SUB_BLOCK_SIZE", parse_optional_int, "sub_block_size"),
-        ("VLLM_RBLN_SPECIALIZE_MOE_DECODE", parse_bool, "specialize_moe_decode"),
-        ("VLLM_RBLN_USE_MOE_TOKENS_MASK", parse_bool, "use_moe_tokens_mask"),
-        ("VLLM_RBLN_DISPATCH_ALL2ALL", parse_bool, "use_all2all_dispatch"),
-        ("VLLM_RBLN_COMBINE_ALL2ALL", parse_bool, "use_all2all_combine"),
-        (
-            "VLLM_RBLN_DECODE_BATCH_BUCKET_STRATEGY",
-            parse_bucket_strategy,
-            "decode_batch_bucket_strategy",
-        ),
-        ("VLLM_RBLN_DECODE_BATCH_BUCKET_MIN", parse_optional_int, "decode_batch_bucket_min"),
-        ("VLLM_RBLN_DECODE_BATCH_BUCKET_STEP", parse_optional_int, "decode_batch_bucket_step"),
-        ("VLLM_RBLN_DECODE_BATCH_BUCKET_LIMIT", parse_optional_int, "decode_batch_bucket_limit"),
-        (
-            "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS",
-            parse_int_list,
-            "decode_batch_bucket_manual_buckets",
-        ),
-        ("VLLM_RBLN_USE_W8A8", parse_bool, "use_w8a8"),
-    )
+    _deprecated(name, parse, field) for name, parse, field in env_tables.DEPRECATED
 )
 
 REGISTRY: tuple[Variable[Any], ...] = ACTIVE + INERT + DEPRECATED
@@ -276,8 +221,18 @@ def force_npu_name() -> str | None:
 
 
 def host_executor() -> str:
-    """`auto`, `native` or `reference`."""
+    """`native` or `reference`."""
     return _HOST_EXECUTOR.get()
+
+
+def host_isa() -> str | None:
+    """The instruction set that the native kernels must use; None = the best of this CPU."""
+    return _HOST_ISA.get()
+
+
+def host_spin_us() -> int:
+    """Microseconds that an idle native thread waits awake."""
+    return _HOST_SPIN_US.get()
 
 
 def cache_root() -> Path:

@@ -89,7 +89,7 @@ NOT_BUILT = (
     Refused(("--offload-group-size",), {"offload_group_size": 1}),
     Refused(("Sleep mode",), {"enable_sleep_mode": True}),
     Refused(("--max-model-len", "-1 is auto"), {"max_model_len": -1}),
-    Refused(("native executor is not built",), variables={"RBLN_HOST_EXECUTOR": "native"}),
+    Refused(("RBLN_HOST_EXECUTOR", "native or reference"), variables={"RBLN_HOST_EXECUTOR": "gpu"}),
     Refused(("Model runner V2",), variables={"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     Refused(
         ("NUM_HIDDEN_LAYERS", "--hf-overrides"), variables={"VLLM_RBLN_NUM_HIDDEN_LAYERS": "1"}

@@ -18,7 +18,7 @@ def test_defaults():
     assert envs.compile_only() is False
     assert envs.num_hidden_layers() == 0
     assert envs.force_npu_name() is None
-    assert envs.host_executor() == "auto"
+    assert envs.host_executor() == "native"
     assert envs.compile_cache_disabled() is False
     assert envs.kv_cache_space_bytes() is None
     assert envs.use_vllm_model() is None
@@ -70,7 +70,9 @@ def test_kv_cache_space_is_gib(monkeypatch, text, size):
         ("VLLM_CPU_KVCACHE_SPACE", "inf", envs.kv_cache_space_bytes, "GiB >= 0"),
         ("VLLM_RBLN_NUM_HIDDEN_LAYERS", "two", envs.num_hidden_layers, "whole number"),
         ("VLLM_RBLN_NUM_HIDDEN_LAYERS", "-1", envs.num_hidden_layers, "whole number >= 0"),
-        ("RBLN_HOST_EXECUTOR", "gpu", envs.host_executor, "auto, native or reference"),
+        ("RBLN_HOST_EXECUTOR", "gpu", envs.host_executor, "native or reference"),
+        ("RBLN_HOST_ISA", "sse", envs.host_isa, "portable, avx2, avx512, avx512_bf16"),
+        ("RBLN_HOST_SPIN_US", "-1", envs.host_spin_us, "whole number >= 0"),
         ("VLLM_RBLN_SUB_BLOCK_SIZE", "x", envs.deprecated_values, "whole number"),
         (
             "VLLM_RBLN_DECODE_BATCH_BUCKET_MANUAL_BUCKETS",

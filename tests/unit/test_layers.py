@@ -17,7 +17,8 @@ from tests.unit.source_tree import Source, imports_of, sources
 Rule = Callable[[Source], set[str]]
 
 WITHOUT_VLLM = {
-    f"rbln_vllm/{name}.py" for name in ("__init__", "envs", "env_parsers", "devices", "programs")
+    f"rbln_vllm/{name}.py"
+    for name in ("__init__", "envs", "env_parsers", "env_tables", "devices", "programs")
 }
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 

@@ -75,6 +75,13 @@ class Executable:
         """
         return start_runtime(self._options)
 
+    @property
+    def description(self) -> str:
+        """Executor and instruction set, for logs. Raises ExecutorError as ``runtime`` does."""
+        if self._options.executor is Executor.REFERENCE:
+            return "reference executor (torch's CPU operators)"
+        return f"native executor ({self.runtime.compiler.isa})"
+
     def load(self, name: str) -> LoadedProgram:
         """Read a program and bind its weights; MissingProgramError when it is not here,
         ArtifactError when it cannot run."""

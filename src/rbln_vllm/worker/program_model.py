@@ -21,9 +21,13 @@ class ProgramModel(torch.nn.Module):
         self._table, self._store = geometry.table, store
         self._num_blocks_per_seq = geometry.num_blocks_per_seq
         self._staged: dict[ProgramKey, StagedInputs] = {}
+        self._rows: dict[ProgramKey, Tensor] = {}
 
     def run_step(self, key: ProgramKey, step: StepInputs) -> Tensor:
-        """Hidden states of the step's tokens, ``[n, hidden]`` without padding."""
+        """Hidden states of the step's tokens, ``[n, hidden]`` without padding.
+
+        They are the program's own buffer, valid until its next run.
+        """
         self._store.ensure(key)
         if key not in self._staged:
             self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
@@ -31,15 +35,23 @@ class ProgramModel(torch.nn.Module):
         return hidden_NH[: step.num_tokens]
 
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
-        """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs."""
+        """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs.
+
+        Of one run they are the program's own buffer, valid until its next run.
+        """
         key = self._table.logits_for(hidden_RH.shape[0])
-        parts = [self._logits(key, rows_BH) for rows_BH in hidden_RH.split(key.batch)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if hidden_RH.shape[0] <= key.batch:
+            return self._logits(key, hidden_RH)
+        # Each part is copied before the next run overwrites it.
+        return torch.cat([self._logits(key, part).clone() for part in hidden_RH.split(key.batch)])
 
     def _logits(self, key: ProgramKey, rows_BH: Tensor) -> Tensor:
         self._store.ensure(key)
         rows = rows_BH.shape[0]
-        padded_BH = rows_BH.new_zeros(key.batch, rows_BH.shape[1])
+        if key not in self._rows:
+            self._rows[key] = rows_BH.new_zeros(key.batch, rows_BH.shape[1])
+        padded_BH = self._rows[key]
         padded_BH[:rows] = rows_BH
+        padded_BH[rows:] = 0
         (logits_BV,) = self._store.executable.run(key.name, {"hidden": padded_BH})
         return logits_BV[:rows]

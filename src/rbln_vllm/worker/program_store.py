@@ -204,14 +204,12 @@ class ProgramStore:
     def _keep(self, captured: list[Captured]) -> None:
         """Store what was compiled, and run from the stored copy so that memory is shared."""
         try:
-            stored = None if self._key is None else self._store(self._key, captured)
+            if self._key is not None:
+                self._artifact = self._store(self._key, captured)
+                self.executable.add_artifact(self._artifact)
+                return
         except (OSError, ToolchainError) as error:
             logger.warning("Compile cache: %s; what was compiled is kept in memory only", error)
-            stored = None
-        if stored is not None:
-            self._artifact = stored
-            self.executable.add_artifact(stored)
-            return
         self.executable.add(*captured)
 
     def _store(self, key: CacheKey, captured: list[Captured]) -> Artifact:

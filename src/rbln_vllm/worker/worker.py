@@ -25,7 +25,7 @@ from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.runner import ProgramRunner, RunnerOutput
-from rbln_vllm.worker.threads import allowed_threads
+from rbln_vllm.worker.threads import allowed_cpus
 from rbln_vllm.worker.warm_up import warm_up
 
 logger = init_logger("vllm.rbln.worker")
@@ -67,8 +67,9 @@ class RBLNWorker(CPUWorker):
             current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
+        self._cpus = allowed_cpus()
         self._store = ProgramStore(
-            self.vllm_config, self._geometry, host_toolchain(), self._counters
+            self.vllm_config, self._geometry, host_toolchain(self._cpus), self._counters
         )
         self.model_runner = ProgramRunner(
             self.vllm_config, self.device, self._geometry, self._store
@@ -89,13 +90,17 @@ class RBLNWorker(CPUWorker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Run every program once on padding, then declare the worker ready."""
-        threads = allowed_threads()
-        # vLLM sets one thread for its own tensor work; programs are where ours compute.
-        torch.set_num_threads(threads)
-        logger.info("Programs run on %d threads (CPUs this process may use)", threads)
         if envs.compile_only():
             logger.info("Compile only: every program is in the cache; nothing is run")
             return CompilationTimes(language_model=0.0, encoder=0.0)
+        # vLLM sets one thread for its own tensor work; what falls back to torch and sampling are
+        # ours.
+        torch.set_num_threads(len(self._cpus))
+        logger.info(
+            "Programs run on the %s; one thread on each of the CPUs %s",
+            self._store.executable.description,
+            ", ".join(map(str, self._cpus)),
+        )
         times = warm_up(self._geometry.table, self._store, self._geometry.num_blocks_per_seq)
         self._store.mark_ready()
         self._heartbeat.start()
