@@ -2,7 +2,8 @@
 """Which values of a program share memory, and which of them some command writes to."""
 
 from collections.abc import Iterator
-from typing import Any
+from functools import cache
+from typing import NamedTuple
 
 from rbln_host.compiler.graph import Argument, Command, Graph, references
 from rbln_host.compiler.operators import may_alias, resolve
@@ -51,23 +52,44 @@ def _alias_sources(command: Command, surely: bool) -> Iterator[str]:
     """Inputs whose memory an output of the command may share."""
     if not may_alias(command.operator, command.overload):
         return
-    pairs = list(_arguments(command))
-    declared = [value for argument, value in pairs if argument.alias_info is not None]
-    for value in declared if declared or surely else [value for _, value in pairs]:
-        yield from references(value)
+    schema = _schema(command.operator, command.overload)
+    declared = [a for a in schema if a.is_aliased and _given(command, a) is not None]
+    for argument in declared if declared or surely else schema:
+        yield from references(_given(command, argument))
 
 
 def _written(command: Command) -> Iterator[str]:
     """Inputs the command writes to."""
-    for argument, value in _arguments(command):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from references(value)
+    for argument in _schema(command.operator, command.overload):
+        if argument.is_written:
+            yield from references(_given(command, argument))
 
 
-def _arguments(command: Command) -> Iterator[tuple[Any, Argument]]:
-    """Each argument's schema with the value given for it, by position or by name."""
-    schema = resolve(command.operator, command.overload)._schema
-    yield from zip(schema.arguments, command.args, strict=False)
-    for argument in schema.arguments:
-        if argument.name in command.kwargs:
-            yield argument, command.kwargs[argument.name]
+class _Argument(NamedTuple):
+    """What an operator's schema says of one argument."""
+
+    place: int
+    name: str
+    is_aliased: bool
+    is_written: bool
+
+
+@cache
+def _schema(operator: str, overload: str) -> tuple[_Argument, ...]:
+    arguments = resolve(operator, overload)._schema.arguments
+    return tuple(
+        _Argument(
+            place,
+            argument.name,
+            argument.alias_info is not None,
+            argument.alias_info is not None and argument.alias_info.is_write,
+        )
+        for place, argument in enumerate(arguments)
+    )
+
+
+def _given(command: Command, argument: _Argument) -> Argument:
+    """What the command gives for the argument, by position or by name; None for nothing."""
+    if argument.place < len(command.args):
+        return command.args[argument.place]
+    return command.kwargs.get(argument.name)

@@ -9,6 +9,7 @@ from rbln_host.compiler.graph import Captured, Graph
 from rbln_host.compiler.passes.canonicalise import canonicalise
 from rbln_host.compiler.passes.drop_aliases import drop_aliases
 from rbln_host.compiler.passes.drop_buffers import drop_buffers
+from rbln_host.compiler.passes.drop_inplace_views import drop_inplace_views
 from rbln_host.compiler.passes.drop_unread import drop_unread
 from rbln_host.compiler.passes.drop_views import drop_views
 from rbln_host.compiler.passes.elementwise import elementwise
@@ -18,6 +19,7 @@ from rbln_host.compiler.passes.fuse_linear import fuse_linear
 from rbln_host.compiler.passes.fuse_norm import fuse_norm
 from rbln_host.compiler.passes.fuse_rotary import fuse_rotary
 from rbln_host.compiler.passes.fuse_rotary_write import fuse_rotary_write
+from rbln_host.compiler.passes.fuse_rotate_half import fuse_rotate_half
 from rbln_host.compiler.passes.merge_linear import merge_linear
 from rbln_host.compiler.passes.rewrite import Made
 from rbln_host.compiler.passes.share_equal import share_equal
@@ -27,6 +29,7 @@ __all__ = [
     "canonicalise",
     "drop_aliases",
     "drop_buffers",
+    "drop_inplace_views",
     "drop_unread",
     "drop_views",
     "elementwise",
@@ -36,6 +39,7 @@ __all__ = [
     "fuse_norm",
     "fuse_rotary",
     "fuse_rotary_write",
+    "fuse_rotate_half",
     "lower",
     "merge_linear",
     "optimise",
@@ -56,11 +60,14 @@ def lower(captured: Captured, made: Made | None = None) -> Captured:
     Raises ArtifactError when a command of the program cannot run.
     """
     made = {} if made is None else made
+    captured = Captured(drop_inplace_views(captured.graph), captured.weights)
+    captured = fold_weights(captured, made)
     captured = fuse_rotary(captured)  # it makes the program half as long
     captured = drop_buffers(captured)
     captured = drop_views(captured)
     captured = canonicalise(captured, made)
-    captured = fold_weights(captured, made)
+    rotated = fuse_rotate_half(captured, made)
+    captured = captured if rotated is captured else drop_views(rotated)
     captured = merge_linear(captured, made)
     captured = fuse_rotary_write(captured)
     captured = fuse_gated(captured)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rbln_host.compiler.graph import Argument, Captured, Command
+from rbln_host.compiler.graph import Argument, Captured, Command, Ref
 from rbln_host.compiler.passes.canonicalise import FLOATS
 from rbln_host.compiler.passes.match import Either, Number, Op, Var, match_command, ref
 from rbln_host.compiler.passes.rewrite import Editor, rewrite
@@ -118,6 +118,8 @@ def _fuse_sums(captured: Captured) -> Captured:
         if command.operator != "aten::add" or not _is_sum(editor, command):
             return None
         total = str(command.outputs[0])
+        if not editor.is_stable(Ref(total)):
+            return None
         for place in editor.facts.readers[total]:
             norm = commands[place] if place < len(commands) else None
             if norm is not None and _norms(editor, norm, total):

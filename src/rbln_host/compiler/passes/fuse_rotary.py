@@ -17,7 +17,7 @@ from rbln_host.compiler.graph import Argument, Captured, Command, Ref
 from rbln_host.compiler.passes.canonicalise import FLOATS
 from rbln_host.compiler.passes.match import Match, Op, Var, match, ref
 from rbln_host.compiler.passes.rewrite import Editor, rewrite
-from rbln_host.compiler.passes.views import halves, interleaved, sources
+from rbln_host.compiler.passes.views import halves, interleaved, joined
 
 _COS = Op("aten::unsqueeze", Var("cos"), Var("axis"))
 _SIN = Op("aten::unsqueeze", Var("sin"), Var("axis"))
@@ -124,21 +124,8 @@ def _with_rest(
     rotary, name = editor.producer(rotated), ref(rotated)
     if rotary is None or rotary.operator != "rbln::rotary_embedding" or name is None:
         return None
-    part, others = editor.tensor(rotary.args[0]), editor.tensor(rest)
-    if part is None or others is None or editor.facts.reads[name] != 1:
-        return None
-    for source in sources(editor, rotary.args[0]):
-        whole = editor.facts.tensors[source]
-        size, start = part.shape[-1], whole.storage_offset()
-        places = (part.storage_offset(), others.storage_offset())
-        if (
-            whole.shape == (*part.shape[:-1], size + others.shape[-1])
-            and whole.stride() == part.stride() == others.stride()
-            and places == (start, start + size * whole.stride(-1))
-            and source in sources(editor, rest)
-        ):
-            return _rotary(command, (Ref(source), *rotary.args[1:]))
-    return None
+    whole = joined(editor, rotary.args[0], rest) if editor.facts.reads[name] == 1 else None
+    return None if whole is None else _rotary(command, (Ref(whole), *rotary.args[1:]))
 
 
 def _rotary(command: Command, args: tuple[Argument, ...]) -> Command:

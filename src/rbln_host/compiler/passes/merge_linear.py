@@ -85,6 +85,8 @@ def _groups(captured: Captured) -> list[list[Command]]:
         pairs = [pair for pair in survey.gated if all(c in commands for c in pair)]
         paired = {id(command) for pair in pairs for command in pair}
         alone = [c for c in commands if id(c) not in paired and survey.ends_plain(c)]
+        if not survey.is_stable(commands[0]):
+            continue
         groups += [pair for pair in (*pairs, alone) if len(pair) > 1 and _alike(pair)]
     return groups
 
@@ -127,6 +129,10 @@ class _Survey:
                 if gate.args[0] == up.args[0]:
                     self.gated.append([gate, up])
             self._editor.emit((command,))
+
+    def is_stable(self, linear: Command) -> bool:
+        """Whether the input is the same at the places of all linears that read it."""
+        return self._editor.is_stable(*linear.args)
 
     def ends_plain(self, linear: Command) -> bool:
         """Whether nothing follows that could become part of this linear."""

@@ -8,48 +8,66 @@ from rbln_host.compiler.passes.match import ref
 from rbln_host.compiler.passes.rewrite import Editor
 
 
+def joined(editor: Editor, first: Argument, rest: Argument) -> str | None:
+    """The value whose last axis is ``first`` and then ``rest``, or None."""
+    one, other = editor.tensor(first), editor.tensor(rest)
+    if one is None or other is None or not one.dim() or one.shape[:-1] != other.shape[:-1]:
+        return None
+    size = one.shape[-1]
+    for name in _common_sources(editor, first, rest):
+        whole = editor.facts.tensors[name]
+        start = whole.storage_offset()
+        places = (one.storage_offset(), other.storage_offset())
+        if (
+            whole.shape == (*one.shape[:-1], size + other.shape[-1])
+            and whole.stride() == one.stride() == other.stride()
+            and places == (start, start + size * whole.stride(-1))
+        ):
+            return name
+    return None
+
+
 def halves(editor: Editor, first: Argument, second: Argument) -> str | None:
-    """The value whose last axis is ``first`` and then ``second``, or None."""
-    return _whole(editor, first, second, interleaved=False)
+    """The same, where both are as large."""
+    return joined(editor, first, second) if _alike(editor, first, second) else None
 
 
 def interleaved(editor: Editor, first: Argument, second: Argument) -> str | None:
     """The value whose last axis takes turns between ``first`` and ``second``, or None."""
-    return _whole(editor, first, second, interleaved=True)
+    one, other = editor.tensor(first), editor.tensor(second)
+    if one is None or other is None or not _alike(editor, first, second):
+        return None
+    for name in _common_sources(editor, first, second):
+        whole = editor.facts.tensors[name]
+        start, step = whole.storage_offset(), whole.stride(-1) if whole.dim() else 0
+        places = (one.storage_offset(), other.storage_offset())
+        if (
+            whole.shape == (*one.shape[:-1], 2 * one.shape[-1])
+            and one.stride() == other.stride() == (*whole.stride()[:-1], 2 * step)
+            and places == (start, start + step)
+        ):
+            return name
+    return None
 
 
-def sources(editor: Editor, argument: Argument) -> Iterator[str]:
-    """The values that the argument is a view of, nearest first."""
+def _alike(editor: Editor, first: Argument, second: Argument) -> bool:
+    one, other = editor.tensor(first), editor.tensor(second)
+    return one is not None and other is not None and one.dim() > 0 and one.shape == other.shape
+
+
+def _common_sources(editor: Editor, first: Argument, second: Argument) -> Iterator[str]:
+    """Values that both are views of, nearest to the first one first."""
+    others = {*_sources(editor, second)}
+    return (name for name in _sources(editor, first) if name in others)
+
+
+def _sources(editor: Editor, argument: Argument) -> Iterator[str]:
+    known = editor.facts.tensors
     while (command := editor.producer(argument)) is not None and command.args:
         name, source = ref(argument), ref(command.args[0])
-        if name is None or source is None or not _shares(editor, name, source):
+        if name not in known or source not in known or source is None or name is None:
+            return
+        if not editor.facts.share_memory(name, source):
             return
         yield source
         argument = command.args[0]
-
-
-def _shares(editor: Editor, name: str, source: str) -> bool:
-    known = editor.facts.tensors
-    return name in known and source in known and editor.facts.share_memory(name, source)
-
-
-def _whole(editor: Editor, first: Argument, second: Argument, *, interleaved: bool) -> str | None:
-    one, other = editor.tensor(first), editor.tensor(second)
-    if one is None or other is None or one.shape != other.shape or not one.dim():
-        return None
-    if one.stride() != other.stride():
-        return None
-    size = one.shape[-1]
-    for name in sources(editor, first):
-        whole = editor.facts.tensors[name]
-        if whole.shape != (*one.shape[:-1], 2 * size):
-            continue
-        step = whole.stride(-1)
-        strides = (*whole.stride()[:-1], 2 * step if interleaved else step)
-        start = whole.storage_offset()
-        apart = step if interleaved else size * step
-        places = (one.storage_offset(), other.storage_offset())
-        shared = name in sources(editor, second)
-        if shared and one.stride() == strides and places == (start, start + apart):
-            return name
-    return None
