@@ -4,8 +4,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rbln_host.compiler.capture import Captured, canonical_names
-from rbln_host.compiler.passes import optimise
+from rbln_host.compiler.capture import canonical_names
+from rbln_host.compiler.graph import Captured
+from rbln_host.compiler.passes import Made, lower
 
 
 def lowered(captured: Iterable[Captured]) -> list[Captured]:
@@ -13,13 +14,14 @@ def lowered(captured: Iterable[Captured]) -> list[Captured]:
 
     Lowering what is lowered changes nothing.
     """
-    return [_lower(item) for item in _one_name_each(list(captured))]
+    made: Made = {}
+    return [_lower(item, made) for item in _one_name_each(list(captured))]
 
 
-def _lower(item: Captured) -> Captured:
-    graph = optimise(item.graph)
-    read = set(graph.weights.values())
-    return Captured(graph, {name: item.weights[name] for name in item.weights if name in read})
+def _lower(item: Captured, made: Made) -> Captured:
+    done = lower(item, made)
+    read = set(done.graph.weights.values())
+    return Captured(done.graph, {name: done.weights[name] for name in done.weights if name in read})
 
 
 def _one_name_each(items: list[Captured]) -> list[Captured]:

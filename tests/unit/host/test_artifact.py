@@ -15,6 +15,7 @@ import torch
 from rbln_host.compiler import artifact as artifact_module
 from rbln_host.compiler.artifact import Artifact, write_artifact
 from rbln_host.compiler.files import digest, replacing, write_atomically
+from rbln_host.compiler.lowering import lowered
 from rbln_host.compiler.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from rbln_host.compiler.weight_files import read_weight_file
 from rbln_host.errors import ArtifactError
@@ -49,7 +50,7 @@ class TestRoundTrip:
         opened = Artifact.open(written.directory)
         assert opened.manifest == written.manifest
         assert opened.program_names == ("one", "two")
-        assert opened.program("two") == scale_program("two", WEIGHTS).graph
+        assert opened.program("two") == lowered([scale_program("two", WEIGHTS)])[0].graph
         weights = opened.weights()
         assert weights.keys() == WEIGHTS.keys()
         assert all(torch.equal(weights[name].plain(), WEIGHTS[name]) for name in WEIGHTS)

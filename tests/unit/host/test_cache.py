@@ -19,6 +19,7 @@ from rbln_host.compiler import cache as cache_module
 from rbln_host.compiler.artifact import Artifact
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.lowering import lowered
 from rbln_host.compiler.manifest import MANIFEST
 from rbln_host.errors import ArtifactError, CacheBusyError
 from tests.unit.host.programs import manifest, scale_program
@@ -107,7 +108,7 @@ class TestFind:
         moved = cache.root.rename(tmp_path / "mounted elsewhere")
         found = ArtifactCache(moved, logger).find(key("/data/b"))
         assert found is not None
-        assert found.program("one") == program("one").graph
+        assert [found.program("one")] == [item.graph for item in lowered([program("one")])]
         assert torch.equal(found.weights()["w"].plain(), torch.full((4,), 2.0))
 
     def test_holds_no_path(self, cache: ArtifactCache, tmp_path: Path) -> None:
