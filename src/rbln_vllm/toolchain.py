@@ -5,7 +5,7 @@ Only this module knows a toolchain. A vendor's compiler is added by a second ada
 the same protocol; nothing above changes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from logging import Logger
 from pathlib import Path
@@ -18,7 +18,7 @@ import rbln_host.compiler
 import rbln_host.ops
 from rbln_host.compiler.artifact import Artifact, Manifest
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
-from rbln_host.compiler.capture import Captured, capture
+from rbln_host.compiler.capture import Captured, Capturer
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
 from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
@@ -39,6 +39,7 @@ __all__ = [
     "HostToolchain",
     "Manifest",
     "MissingProgramError",
+    "ModuleCompiler",
     "Toolchain",
     "ToolchainError",
     "check_executor",
@@ -68,24 +69,32 @@ class ProgramCache(Protocol):
     def entries(self) -> list[Artifact]: ...
 
 
+class ModuleCompiler(Protocol):
+    """Compiles programs that compute with the weights of one module."""
+
+    def capture(
+        self,
+        function: Callable[..., Any],
+        inputs: Mapping[str, Tensor],
+        name: str,
+        free_axes: Mapping[str, int] | None = None,
+    ) -> Captured:
+        """Compile ``function(**inputs)`` for the sizes of its inputs, whose values do not matter.
+
+        ``free_axes`` names the one axis of an input whose size may change at run time (the KV
+        pool's number of blocks). CaptureError when the function cannot be compiled.
+        """
+        ...
+
+
 class Toolchain(Protocol):
     """A compiler and its runtime."""
 
     name: str
     version: str
 
-    def compile(
-        self,
-        module: torch.nn.Module,
-        inputs: Mapping[str, Tensor],
-        name: str,
-        free_axes: Mapping[str, int],
-    ) -> Captured:
-        """Compile ``module(**inputs)`` for the sizes of ``inputs``, whose values do not matter.
-
-        ``free_axes`` names the one axis of an input whose size may change at run time (the KV
-        pool's number of blocks). CaptureError when the module cannot be compiled.
-        """
+    def compiler(self, module: torch.nn.Module) -> ModuleCompiler:
+        """What compiles functions that call ``module``."""
         ...
 
     def cache(self, root: Path, logger: Logger) -> ProgramCache:
@@ -106,14 +115,8 @@ class HostToolchain:
     def __init__(self, options: ExecutorOptions) -> None:
         self._options = options
 
-    def compile(
-        self,
-        module: torch.nn.Module,
-        inputs: Mapping[str, Tensor],
-        name: str,
-        free_axes: Mapping[str, int],
-    ) -> Captured:
-        return capture(module, inputs, name, free_axes)
+    def compiler(self, module: torch.nn.Module) -> ModuleCompiler:
+        return Capturer(module)
 
     def cache(self, root: Path, logger: Logger) -> ProgramCache:
         return ArtifactCache(root, logger)

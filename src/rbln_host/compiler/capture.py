@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capture: a module run at fixed shapes, as a :class:`Graph` and its weights."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +21,44 @@ from rbln_host.compiler.graph import (
 )
 from rbln_host.compiler.operators import NAMESPACES, refusal
 from rbln_host.compiler.passes import optimise
-from rbln_host.compiler.record import Call, Recording, record
+from rbln_host.compiler.record import Call, Recorder, Recording
 from rbln_host.compiler.serial import argument_to_json
 from rbln_host.errors import CaptureError
 
-__all__ = ["Captured", "canonical_names", "capture", "memory_of", "named_tensors"]
+__all__ = ["Captured", "Capturer", "canonical_names", "capture", "memory_of", "named_tensors"]
+
+
+class Capturer:
+    """Captures programs that compute with the weights of one module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        named = dict(named_tensors(module))
+        names = canonical_names(named.items())
+        self._recorder = Recorder(module, named, names)
+        real = {own: named[own].detach() for own in self._recorder.fakes}
+        self._weights = _ModuleWeights(real, self._recorder.fakes)
+
+    def capture(
+        self,
+        function: Callable[..., Any],
+        inputs: Mapping[str, Tensor],
+        name: str,
+        free_axes: Mapping[str, int] | None = None,
+    ) -> Captured:
+        """Capture ``function(**inputs)``, the module or what calls it, as the program ``name``.
+
+        It takes its inputs by keyword and returns a tensor or a tuple of tensors.
+        ``free_axes`` names, per input, one axis whose size the program must not depend on.
+        Raises CaptureError when it cannot be run without data, needs an operator or a constant
+        that programs may not hold, or writes to weights (programs share them).
+        """
+        reader = _Reader(name, self._weights)
+        graph = optimise(
+            reader.graph(self._recorder.record(function, inputs, name), free_axes or {})
+        )
+        _check_weights_are_read_only(graph)
+        read = set(graph.weights.values())
+        return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
 
 
 def capture(
@@ -34,18 +67,8 @@ def capture(
     name: str,
     free_axes: Mapping[str, int] | None = None,
 ) -> Captured:
-    """Capture ``module(**inputs)`` as the program ``name``.
-
-    The module takes its inputs by keyword and returns a tensor or a tuple of tensors.
-    ``free_axes`` names, per input, one axis whose size the program must not depend on.
-    Raises CaptureError when the module cannot be run without data, needs an operator or a
-    constant that programs may not hold, or writes to its weights (programs share them).
-    """
-    reader = _Reader(name, named_tensors(module))
-    graph = optimise(reader.graph(record(module, inputs, name), free_axes or {}))
-    _check_weights_are_read_only(graph)
-    read = set(graph.weights.values())
-    return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
+    """One program of a module, as :meth:`Capturer.capture`."""
+    return Capturer(module).capture(module, inputs, name, free_axes)
 
 
 def named_tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
@@ -85,14 +108,26 @@ def _check_weights_are_read_only(graph: Graph) -> None:
         )
 
 
+class _ModuleWeights:
+    """The weights of a module by name, and which of them a tensor of a recording is."""
+
+    def __init__(self, real: Mapping[str, Tensor], fakes: Mapping[str, Tensor]) -> None:
+        self.real = real
+        self._of_fake = {id(fake): name for name, fake in fakes.items()}
+        self._of_memory = {memory_of(tensor): name for name, tensor in real.items()}
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """None for a tensor that is no weight. One that a layer also keeps unregistered is."""
+        if isinstance(tensor, FakeTensor):
+            return self._of_fake.get(id(tensor))
+        return self._of_memory.get(memory_of(tensor))
+
+
 class _Reader:
     """Reads a recording into the program form."""
 
-    def __init__(self, name: str, named: Iterable[tuple[str, Tensor]]) -> None:
-        pairs = list(named)
-        canonical = canonical_names(pairs)
-        self._name = name
-        self._known = {memory_of(tensor): canonical[key] for key, tensor in pairs}
+    def __init__(self, name: str, module_weights: "_ModuleWeights") -> None:
+        self._name, self._module_weights = name, module_weights
         self.weights: dict[str, Tensor] = {}
         self._weight_values: dict[str, str] = {}
         """Weight name -> the value it is in the program."""
@@ -153,21 +188,28 @@ class _Reader:
     def _value(self, tensor: Tensor) -> str:
         value = self._values.get(id(tensor))
         if value is None:
-            value = self._values[id(tensor)] = self._weight(tensor)
+            value = self._values[id(tensor)] = self._weight_value(tensor)
         return value
 
-    def _weight(self, tensor: Tensor) -> str:
-        """The value of a real tensor: a weight of the module or a constant."""
+    def _weight_value(self, tensor: Tensor) -> str:
+        """The value of a tensor that no command made."""
+        weight, real = self._weight(tensor)
+        if weight not in self._weight_values:
+            self.weights[weight] = real
+            self._weight_values[weight] = self._define(tensor, weight)
+        return self._weight_values[weight]
+
+    def _weight(self, tensor: Tensor) -> tuple[str, Tensor]:
+        """A weight of the module, or a constant, which is called by its content."""
+        own = self._module_weights.name_of(tensor)
+        if own is not None:
+            return own, self._module_weights.real[own]
         if isinstance(tensor, FakeTensor):
             raise CaptureError(
                 f"program {self._name}: it reads a tensor kept from an earlier capture; a state "
                 "that changes must be an input"
             )
-        weight = self._known.get(memory_of(tensor)) or f"constant.{_digest(tensor)}"
-        if weight not in self._weight_values:
-            self.weights[weight] = tensor.detach()
-            self._weight_values[weight] = self._define(tensor, weight)
-        return self._weight_values[weight]
+        return f"constant.{_digest(tensor)}", tensor.detach()
 
     def _outputs(self, result: Any) -> Iterator[str]:
         for item in result if isinstance(result, list | tuple) else (result,):

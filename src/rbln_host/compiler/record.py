@@ -43,8 +43,8 @@ class Call:
 class Recording:
     """Fake inputs by name, the calls in order, and what the module returned.
 
-    Tensors are told apart by identity: a call's argument is an input, an earlier call's result,
-    or a real tensor, which is a weight or a constant.
+    Tensors are told apart by identity: a call's argument is an input, a weight's fake, an earlier
+    call's result, or a real tensor, which is a constant.
     """
 
     inputs: Mapping[str, Tensor]
@@ -52,32 +52,65 @@ class Recording:
     result: Any
 
 
-def record(module: torch.nn.Module, inputs: Mapping[str, Tensor], name: str) -> Recording:
-    """Record ``module(**inputs)`` for the program ``name``; values of inputs do not matter.
+class Recorder:
+    """Records runs of a module, or of functions that call it.
 
-    Raises CaptureError for a module that needs them, or fails.
+    ``weights`` are its parameters and buffers by every name they have; while it runs each is
+    replaced by a fake, the same one for the same ``names[name]``, kept between runs.
     """
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    recorder = _Recorder(name)
-    try:
-        fakes = {key: fake_mode.from_tensor(value) for key, value in inputs.items()}
-        with _static_trace(), fake_mode, recorder:
-            result = module(**fakes)
-    except CaptureError:
-        raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise CaptureError(
-            f"program {name}: the model cannot be captured: {error} depends on data; a program is "
-            "a straight line of operators on tensors of fixed sizes, without control flow"
-        ) from error
-    except Exception as error:  # a model may raise anything
-        raise CaptureError(
-            f"program {name}: the model cannot be captured as a static program: {error}"
-        ) from error
-    return Recording(fakes, tuple(recorder.calls), result)
+
+    def __init__(
+        self, module: torch.nn.Module, weights: Mapping[str, Tensor], names: Mapping[str, str]
+    ) -> None:
+        self._module = module
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes = {own: self._mode.from_tensor(weights[own]) for own in set(names.values())}
+        """Fake of each weight, by the one name of ``names``."""
+        self._fake_of = {id(weights[name]): self.fakes[own] for name, own in names.items()}
+
+    def record(
+        self, function: Callable[..., Any], inputs: Mapping[str, Tensor], name: str
+    ) -> Recording:
+        """Record ``function(**inputs)`` for the program ``name``; inputs' values do not matter.
+
+        Raises CaptureError for a function that needs them, or fails.
+        """
+        noting = _Noting(name)
+        try:
+            fakes = {key: self._mode.from_tensor(value) for key, value in inputs.items()}
+            with self._fake_weights(), _static_trace(), self._mode, noting:
+                result = function(**fakes)
+        except CaptureError:
+            raise
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CaptureError(
+                f"program {name}: the model cannot be captured: {error} depends on data; a "
+                "program is a straight line of operators on tensors of fixed sizes, without "
+                "control flow"
+            ) from error
+        except Exception as error:  # a model may raise anything
+            raise CaptureError(
+                f"program {name}: the model cannot be captured as a static program: {error}"
+            ) from error
+        return Recording(fakes, tuple(noting.calls), result)
+
+    @contextmanager
+    def _fake_weights(self) -> Iterator[None]:
+        """Put fakes in place of the module's weights, table by table: layers share modules."""
+        tables: list[dict[str, Any]] = []
+        for module in self._module.modules():
+            tables += (module._parameters, module._buffers)
+        kept = [dict(table) for table in tables]
+        for table in tables:
+            table.update({name: self._fake_of.get(id(t), t) for name, t in table.items()})
+        try:
+            yield
+        finally:
+            for table, real in zip(tables, kept, strict=True):
+                table.update(real)
 
 
-class _Recorder(TorchDispatchMode):
+class _Noting(TorchDispatchMode):
     """Notes every call of torch's dispatcher, as the fake mode below it answers."""
 
     supports_higher_order_operators = True

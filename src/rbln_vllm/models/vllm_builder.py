@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``vllm`` implementation: vLLM's own modules, built once and captured program by program."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.programs import ProgramKey, Role
-from rbln_vllm.toolchain import Captured, Toolchain
+from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
 
 CAPTURE_BLOCKS = 2
 """Blocks of the pool a program is captured with; it runs with any number."""
@@ -43,17 +43,40 @@ class VllmModelBuilder:
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""
+        compiler = toolchain.compiler(self._model)
         for key in keys:
             with set_current_vllm_config(self._config), self._layers_in_context():
-                captured = self._compile(key, toolchain)
+                captured = self._compile(key, compiler)
             yield captured
 
-    def _compile(self, key: ProgramKey, toolchain: Toolchain) -> Captured:
+    def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
         if key.role is Role.LOGITS:
-            return toolchain.compile(_Logits(self._model), self._logits_inputs(key), key.name, {})
-        forward = _Forward(self._model, self._layers, self._config)
+            return compiler.capture(self._logits, self._logits_inputs(key), key.name)
         free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
-        return toolchain.compile(forward, self._forward_inputs(key), key.name, free_axes)
+        return compiler.capture(self._forward, self._forward_inputs(key), key.name, free_axes)
+
+    def _forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        block_table: Tensor,
+        slots: Tensor,
+        query_pos: Tensor,
+        **kv_caches: Tensor,
+    ) -> Tensor:
+        """Token ids to hidden states, with everything a step needs as arguments."""
+        paged = PagedInputs(block_table, slots, query_pos)
+        for layer, kv_cache in zip(self._layers.values(), kv_caches.values(), strict=True):
+            layer.kv_cache = kv_cache
+        metadata: dict[str, Any] = dict.fromkeys(self._layers, paged)
+        with set_forward_context(metadata, self._config):
+            hidden_NH: Tensor = self._model(input_ids=input_ids, positions=positions)
+        return hidden_NH
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states of any rows to their logits."""
+        logits_BV: Tensor = cast(Any, self._model).compute_logits(hidden)
+        return logits_BV
 
     @contextmanager
     def _layers_in_context(self) -> Iterator[None]:
@@ -99,46 +122,3 @@ class VllmModelBuilder:
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
         model = self._config.model_config
         return {"hidden": torch.zeros(key.batch, model.get_hidden_size(), dtype=model.dtype)}
-
-
-class _Forward(torch.nn.Module):
-    """Token ids to hidden states, with everything a step needs as arguments."""
-
-    def __init__(
-        self, model: torch.nn.Module, layers: Mapping[str, Attention], config: VllmConfig
-    ) -> None:
-        super().__init__()
-        self.model = model
-        # A plain dict, so that the layers are not registered twice.
-        self._layers = dict(layers)
-        self._config = config
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        block_table: Tensor,
-        slots: Tensor,
-        query_pos: Tensor,
-        **kv_caches: Tensor,
-    ) -> Tensor:
-        paged = PagedInputs(block_table, slots, query_pos)
-        for layer, kv_cache in zip(self._layers.values(), kv_caches.values(), strict=True):
-            layer.kv_cache = kv_cache
-        metadata: dict[str, Any] = dict.fromkeys(self._layers, paged)
-        with set_forward_context(metadata, self._config):
-            hidden_NH: Tensor = self.model(input_ids=input_ids, positions=positions)
-        return hidden_NH
-
-
-class _Logits(torch.nn.Module):
-    """Hidden states of any rows to their logits."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._compute_logits: Callable[[Tensor], Tensor] = cast(Any, model).compute_logits
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits_BV: Tensor = self._compute_logits(hidden)
-        return logits_BV

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rbln_host.compiler.capture import capture
-from rbln_host.compiler.record import record
+from rbln_host.compiler.capture import Capturer, capture
+from rbln_host.compiler.record import Recorder
 from rbln_host.errors import CaptureError
 from rbln_host.runtime.interpreter import Interpreter
 
@@ -41,7 +41,8 @@ def test_values_of_inputs_are_not_looked_at() -> None:
             return hidden + 1
 
     given = torch.full((2,), 7.0)
-    recording = record(Doubles(), {"hidden": given}, "x")
+    module = Doubles()
+    recording = Recorder(module, {}, {}).record(module, {"hidden": given}, "x")
     assert given.tolist() == [7.0, 7.0]
     assert [call.function._schema.name for call in recording.calls] == ["aten::mul_", "aten::add"]
 
@@ -54,6 +55,40 @@ def test_the_module_knows_that_it_is_captured() -> None:
     captured = capture(Asks(), {"hidden": torch.ones(2)}, "x")
     assert captured.graph.commands[0].args[1] == 2
     assert not torch.compiler.is_compiling()
+
+
+def test_a_module_serves_several_functions() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+    module = Tied()
+    capturer = Capturer(module)
+    embedded = capturer.capture(module.embed, {"input": torch.arange(2)}, "embed")
+    logits = capturer.capture(module.head, {"input": torch.ones(2, 3)}, "x")
+    assert list(embedded.weights) == list(logits.weights) == ["embed.weight"]
+    assert embedded.weights["embed.weight"].data_ptr() == module.embed.weight.data_ptr()
+    assert module.head.weight is module.embed.weight
+    assert isinstance(module.head.weight, nn.Parameter)
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Module()
+            self.first.register_buffer("table", torch.ones(4))
+            self.second = self.first
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return hidden * self.first.table + self.second.table
+
+    module = Shared()
+    table = module.first.table
+    assert list(capture(module, {"hidden": torch.ones(4)}, "x").weights) == ["first.table"]
+    assert module.first.table is table
 
 
 def test_state_of_an_earlier_capture_is_refused() -> None:
