@@ -24,6 +24,8 @@ from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.native import compiler_of
 from rbln_host.runtime.options import Executor, ExecutorOptions
+from rbln_host.runtime.report import ProgramReport, explain
+from rbln_host.runtime.weight_store import WeightStore
 from rbln_vllm import envs
 from rbln_vllm.sources import digest_packages
 
@@ -37,9 +39,10 @@ __all__ = [
     "Captured",
     "Executable",
     "HostToolchain",
+    "ModuleCompiler",
     "Manifest",
     "MissingProgramError",
-    "ModuleCompiler",
+    "ProgramReport",
     "Toolchain",
     "ToolchainError",
     "check_executor",
@@ -105,6 +108,13 @@ class Toolchain(Protocol):
         """An empty executable, to which artifacts and programs are added."""
         ...
 
+    def explain(self, artifact: Artifact) -> dict[str, ProgramReport]:
+        """Cost and native share of each program in an artifact.
+
+        ToolchainError when the artifact is damaged or this machine cannot run it.
+        """
+        ...
+
 
 class HostToolchain:
     """``rbln_host``: the open toolchain, which runs programs on this machine's CPU."""
@@ -123,6 +133,12 @@ class HostToolchain:
 
     def new_executable(self) -> Executable:
         return Executable(self._options)
+
+    def explain(self, artifact: Artifact) -> dict[str, ProgramReport]:
+        compiler, weights = compiler_of(self._options), WeightStore()
+        weights.update(artifact.weights())
+        graphs = (artifact.program(name) for name in artifact.program_names)
+        return {graph.name: explain(graph, weights, compiler) for graph in graphs}
 
 
 def host_toolchain(cpus: Sequence[int] = ()) -> Toolchain:

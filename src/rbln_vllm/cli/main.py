@@ -17,6 +17,7 @@ RBLN vLLM {__version__}: vLLM on accelerators that run ahead-of-time compiled pr
   serve MODEL ...       serve a model; the arguments are those of `vllm serve`
                         (--help=rblnconfig shows the --rbln-* options)
   programs MODEL ...    show every program that `serve` with the same arguments runs
+                        (--explain: also what the compiled ones cost)
   cache list            show the compile cache
   cache remove ...      delete from it
   cache path            print where it is

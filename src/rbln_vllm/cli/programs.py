@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rbln-vllm programs``: every program of a configuration, without loading weights."""
+"""``rbln-vllm programs``: every program of a configuration, without loading weights.
+
+With ``--explain`` also what those that are compiled cost, and how much of them is native.
+"""
 
 import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from rbln_vllm import envs
 from rbln_vllm.cli.errors import CommandError, one_line
+from rbln_vllm.cli.explain import explanation_facts, explanation_text
 from rbln_vllm.cli.text_table import text_table
 from rbln_vllm.programs import ProgramTable
-from rbln_vllm.toolchain import CacheKey, host_toolchain
+from rbln_vllm.toolchain import (
+    Artifact,
+    CacheKey,
+    ProgramReport,
+    ToolchainError,
+    host_toolchain,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,12 +41,13 @@ class Report:
     """What is printed: sizes, where the cache entry is or would be, and the programs in it.
 
     ``entry`` and ``cached`` are None when the weights, which the cache key digests, are not on
-    this machine.
+    this machine; ``explained`` is None when nobody asked.
     """
 
     geometry: "Geometry"
     entry: Path | None
     cached: frozenset[str] | None
+    explained: Mapping[str, ProgramReport] | None = None
 
     @property
     def table(self) -> ProgramTable:
@@ -47,7 +58,11 @@ class Report:
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""
+        explained: dict[str, Any] = {}
+        if self.explained is not None:
+            explained["explained"] = explanation_facts(self.table.names, self.explained)
         return {
+            **explained,
             "geometry": _sizes(self.geometry),
             "cache_entry": None if self.entry is None else str(self.entry),
             "programs": [
@@ -80,7 +95,10 @@ class Report:
             )
             for key in self.table.programs
         ]
-        return "\n".join([*lines, "", text_table(_TITLES, rows)])
+        lines += ["", text_table(_TITLES, rows)]
+        if self.explained is not None:
+            lines += ["", explanation_text(self.table.names, self.explained)]
+        return "\n".join(lines)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -117,6 +135,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         )
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="show commands, native share, flops and memory of the programs that are compiled",
+    )
     options: argparse.Namespace = parser.parse_args(list(arguments))
     if options.model_tag is not None:
         options.model = options.model_tag
@@ -134,11 +157,21 @@ def _report(options: argparse.Namespace) -> Report:
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise CommandError(f"programs: {_reason(error)}") from error
     if key is None:
-        return Report(geometry, None, None)
+        return Report(geometry, None, None, {} if options.explain else None)
     cache = host_toolchain().cache(envs.cache_root() / "rbln", logging.getLogger(__name__))
     entry = next((e for e in cache.entries() if e.manifest.key == dict(key.parts)), None)
     names = frozenset(() if entry is None else entry.program_names)
-    return Report(geometry, cache.path(key), names)
+    return Report(geometry, cache.path(key), names, _explained(entry) if options.explain else None)
+
+
+def _explained(entry: Artifact | None) -> Mapping[str, ProgramReport]:
+    """What is compiled; CommandError when it is damaged or cannot run on this machine."""
+    if entry is None:
+        return {}
+    try:
+        return host_toolchain().explain(entry)
+    except ToolchainError as error:
+        raise CommandError(f"programs: {one_line(error)}") from error
 
 
 def _cache_key(config: "VllmConfig") -> CacheKey | None:
