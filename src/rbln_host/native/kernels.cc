@@ -31,7 +31,7 @@ void attention_run(const Call& call, Shared& shared, int64_t task, std::byte* sc
 
 size_t attention_scratch(const Call& call) {
   const Attention a(call);
-  if (!a.by_block()) return rows_path_floats(a) * sizeof(float);
+  if (!a.by_block()) return rows_path_bytes(a);
   size_t bytes = 0;
   with_float_type(a.query.dtype, [&](auto* type) {
     bytes = BlockScratch<std::remove_pointer_t<decltype(type)>>::bytes(a);

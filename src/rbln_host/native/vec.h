@@ -52,11 +52,18 @@ RBLN_INLINE void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
 // ---- bfloat16
 
-RBLN_INLINE Vec load(const BFloat16* p) {
+// 16 halves, each in the low bits of a lane.
+RBLN_INLINE UVec load_halves(const void* p) {
+#if defined(__AVX512F__)
+  return bit_cast<UVec>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
+#else
   HVec half;
   std::memcpy(&half, p, sizeof(half));
-  return bit_cast<Vec>(__builtin_convertvector(half, UVec) << 16);
+  return __builtin_convertvector(half, UVec);
+#endif
 }
+
+RBLN_INLINE Vec load(const BFloat16* p) { return bit_cast<Vec>(load_halves(p) << 16); }
 
 RBLN_INLINE float to_float(BFloat16 value) { return bit_cast<float>(uint32_t{value.bits} << 16); }
 

@@ -15,6 +15,7 @@ namespace rbln {
 namespace RBLN_ISA {
 
 constexpr int64_t kPartKeys = 256;
+constexpr int64_t kStepKeys = 32;
 constexpr int64_t kKeyTile = 128;
 constexpr int64_t kBlockPathQueries = 16;  // from this many queries per sequence on
 

@@ -101,11 +101,7 @@ RBLN_INLINE void pack_value_pair(const T* even, const T* odd, int64_t size, int6
   const int64_t stride = group_elements<T>(kKeyTile);
   for (int64_t d = 0; d < size; d += 16, packed += stride) {
     if constexpr (std::is_same_v<T, BFloat16>) {
-      HVec a, b{};
-      std::memcpy(&a, even + d, sizeof(a));
-      if (odd) std::memcpy(&b, odd + d, sizeof(b));
-      const UVec both =
-          __builtin_convertvector(a, UVec) | __builtin_convertvector(b, UVec) << 16;
+      const UVec both = load_halves(even + d) | (odd ? load_halves(odd + d) << 16 : UVec{});
       std::memcpy(packed + k * 16, &both, 64);
     } else {
       std::memcpy(packed + k * 16, even + d, 16 * sizeof(T));

@@ -123,36 +123,42 @@ RBLN_INLINE void add_values_all(const float* p, int64_t ldp, const T* values, in
   if (group - g == 1) add_values_wide<T, 1>(rest, ldp, values, stride, count, o + g * size, size);
 }
 
-// Turns `count` scores into exp(score - max); returns the maximum and the sum. Lanes up to the next
-// multiple of 16 are written.
-RBLN_INLINE std::pair<float, float> softmax_part(float* s, int64_t count) {
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = count; i < padded; ++i) s[i] = -INFINITY;
-  Vec most = splat(-INFINITY);
-  for (int64_t i = 0; i < padded; i += kLanes) most = vmax(load(s + i), most);
-  const float top = max_of(most);
-  Vec total{};
-  for (int64_t i = 0; i < padded; i += kLanes) {
-    const Vec e = vexp(load(s + i) - top);
-    store(s + i, e);
-    total += e;
-  }
-  return {top, sum(total)};
+RBLN_INLINE void prefetch_bytes(const char* start, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(start + i);
 }
 
-// Asks for the keys and values of `count` rows, which are read soon.
-template <class T>
-RBLN_INLINE void prefetch_rows(const T* row, int64_t stride, int64_t count, int64_t size) {
-  for (int64_t j = 0; j < count; ++j) {
-    const char* start = reinterpret_cast<const char*>(row + j * stride);
-    for (int64_t i = 0; i < 2 * size * static_cast<int64_t>(sizeof(T)); i += 64) {
-      __builtin_prefetch(start + i);
-    }
+// Running softmax of one head: the maximum so far and, lane by lane, the sum of the weights.
+struct Running {
+  float most = -INFINITY;
+  Vec total{};
+};
+
+// Turns `count` scores into weights relative to the new maximum and scales `o` to it. Lanes up to
+// kStepKeys are written.
+RBLN_INLINE void soften(float* s, int64_t count, Running& running, float* o, int64_t size) {
+  if (count < kStepKeys) {
+    for (int64_t i = count; i < kStepKeys; ++i) s[i] = -INFINITY;
+  }
+  Vec most = load(s);
+  for (int64_t i = kLanes; i < kStepKeys; i += kLanes) most = vmax(load(s + i), most);
+  const float top = std::max(running.most, max_of(most));
+  if (top > running.most) {
+    const float factor = std::exp(running.most - top);
+    running.total *= factor;
+    for (int64_t i = 0; i < size; i += kLanes) store(o + i, load(o + i) * factor);
+    running.most = top;
+  }
+  for (int64_t i = 0; i < kStepKeys; i += kLanes) {
+    const Vec e = vexp(load(s + i) - top);
+    store(s + i, e);
+    running.total += e;
   }
 }
 
 // A part's result, as kept until all parts of its query and KV head are there: per head of the group
-// the maximum, the sum, then `size` floats of output that are not yet divided by the sum.
+// the maximum and the sum, then `size` floats of output that are not yet divided by the sum.
+//
+// Keys and values are read together, some keys at a time: a block's rows are one stream of memory.
 template <class T>
 void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, float* scores,
                  float* partial) {
@@ -160,37 +166,48 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, 
   const int64_t part_first = (item.first_query + item.part) * kPartKeys;
   const int64_t first = std::max(part_first, a.first_key(position));
   const int64_t end = std::min(position + 1, part_first + kPartKeys);
-  float* query_f32 = scores + a.group * kPartKeys;
-  const Row<T>* rows;
+  Running* running = reinterpret_cast<Running*>(scores + a.group * kStepKeys);
+  float* query_f32 = reinterpret_cast<float*>(running + a.group);
   int64_t row_stride;
-  rows = as_rows(a.query.as<T>() + n * a.query.stride[0] + item.head * a.group * a.query.stride[1],
-                 a.query.stride[1], static_cast<int>(a.group), a.size, query_f32, &row_stride);
+  const Row<T>* rows = as_rows(
+      a.query.as<T>() + n * a.query.stride[0] + item.head * a.group * a.query.stride[1],
+      a.query.stride[1], static_cast<int>(a.group), a.size, query_f32, &row_stride);
   const int64_t stride = a.kv.stride[2];
-  const bool found = for_runs<T>(
-      a, shared, sequence, item.head, first, end, [&](const T* keys, int64_t key, int64_t count) {
-        for (int64_t j = 0; j < count; j += 16) {
-          const int64_t some = std::min<int64_t>(16, count - j);
-          prefetch_rows(keys + (j + 16) * stride, stride, std::min<int64_t>(16, count - j - 16),
-                        a.size);
-          for (int64_t g = 0; g < a.group; ++g) {
-            Vec s = dot_keys(rows + g * row_stride, keys + j * stride, stride, some, a.size);
-            s = adjust_scores(a, s, a.slope(item.head * a.group + g), key + j, position);
-            store_some(scores + g * kPartKeys + (key + j - first), s, some);
-          }
-        }
-      });
   float* o = partial + 2 * a.group;
   std::memset(o, 0, sizeof(float) * a.group * a.size);
-  for (int64_t g = 0; g < a.group; ++g) {
-    std::tie(partial[2 * g], partial[2 * g + 1]) =
-        found ? softmax_part(scores + g * kPartKeys, end - first) : std::pair(0.0f, 1.0f);
+  for (int64_t g = 0; g < a.group; ++g) running[g] = Running{};
+  // The keys and values of the next step are asked for bit by bit: all at once they would fill the
+  // queue of outstanding reads, and what is computed now would wait for it.
+  const int64_t slices = a.group * (kStepKeys / kLanes);
+  const int64_t slice_bytes = kStepKeys * stride * static_cast<int64_t>(sizeof(T)) / slices;
+  const auto step = [&](const T* keys, int64_t key, int64_t count, const T* next) {
+    const char* ahead = reinterpret_cast<const char*>(next);
+    for (int64_t g = 0; g < a.group; ++g) {
+      float* s = scores + g * kStepKeys;
+      const float slope = a.slope(item.head * a.group + g);
+      for (int64_t j = 0; j < count; j += kLanes, ahead += slice_bytes) {
+        if (next) prefetch_bytes(ahead, slice_bytes);
+        const int64_t some = std::min<int64_t>(kLanes, count - j);
+        const Vec dots = dot_keys(rows + g * row_stride, keys + j * stride, stride, some, a.size);
+        store(s + j, adjust_scores(a, dots, slope, key + j, position));
+      }
+      soften(s, count, running[g], o + g * a.size, a.size);
+    }
+    add_values_all(scores, kStepKeys, keys + a.size, stride, count, o, a.group, a.size);
+  };
+  const T* keys = key_row<T>(a, shared, sequence, item.head, first);
+  for (int64_t key = first; key < end && keys;) {
+    const int64_t count = std::min({kStepKeys, end - key, a.block_size - key % a.block_size});
+    const T* next =
+        key + count < end ? key_row<T>(a, shared, sequence, item.head, key + count) : nullptr;
+    step(keys, key, count, next);
+    key += count;
+    keys = next;
   }
-  if (!found) return;
-  for_runs<T>(a, shared, sequence, item.head, first, end,
-              [&](const T* keys, int64_t key, int64_t count) {
-                add_values_all(scores + (key - first), kPartKeys, keys + a.size, stride, count, o,
-                               a.group, a.size);
-              });
+  for (int64_t g = 0; g < a.group; ++g) {
+    partial[2 * g] = running[g].most;
+    partial[2 * g + 1] = sum(running[g].total);
+  }
 }
 
 // Puts the parts of a query and KV head together, in order.
@@ -217,8 +234,10 @@ void combine_parts(const Attention& a, const AttentionItem& item, const float* p
   }
 }
 
-inline size_t rows_path_floats(const Attention& a) {
-  return static_cast<size_t>(a.group * kPartKeys + a.group * a.size + a.size + kLanes);
+// Scores, running softmax and the query as floats; or one head's output while parts are combined.
+inline size_t rows_path_bytes(const Attention& a) {
+  const size_t group = static_cast<size_t>(a.group), size = static_cast<size_t>(a.size);
+  return group * (kStepKeys * sizeof(float) + sizeof(Running) + size * sizeof(float)) + 64;
 }
 
 template <class T>
