@@ -140,6 +140,8 @@ class _Machine:
             self._run(self._steps)
         except IndexError as error:
             raise IndexError(f"program {self._graph.name}: {error}") from error
+        except RuntimeError as error:  # of what torch ran
+            raise RuntimeError(f"program {self._graph.name}: {error}") from error
         if self._outputs is None:
             self._outputs = tuple(self._views.tensors[number] for number in self._returned)
         return self._outputs
