@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations, as one operator or written out."""
 
-from rbln_host.compiler.graph import Argument, Command
+from rbln_host.compiler.graph import Argument, Command, Ref
 from rbln_host.compiler.passes.match import Either, Match, Number, Op, Var, match_command
 from rbln_host.compiler.passes.rewrite import Editor
 
@@ -59,6 +59,16 @@ def activation_of(editor: Editor, command: Command) -> tuple[str, Argument, Matc
         if found is not None and found.is_private(editor, command):
             return name, found.found["x"], found
     return None
+
+
+def is_square(command: Command) -> bool:
+    """Whether it multiplies one value with itself."""
+    args = command.args
+    if command.operator == "aten::pow":
+        return args[1] == 2 and isinstance(args[0], Ref)
+    return command.operator == "aten::square" or (
+        command.operator == "aten::mul" and args[0] == args[1]
+    )
 
 
 def _single(command: Command) -> str | None:

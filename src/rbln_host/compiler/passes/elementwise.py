@@ -4,9 +4,10 @@
 A value that one such command alone reads is computed inside it, up to the operator's limits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
+import torch
 from torch import Tensor
 
 from rbln_host.compiler.graph import Argument, Captured, Command, Ref
@@ -28,47 +29,50 @@ def elementwise(captured: Captured) -> Captured:
     A group reads only values that no command writes to, and its result has the dtype that torch
     gives to its inputs: casts inside a group are left out, those at its edge are not.
     """
-    known: dict[str, Expression] = {}
-    """Values that could be computed where they are read."""
+    known: dict[str, list[Expression]] = {}
+    """Forms of values that could be computed where they are read: the longest, and their own."""
 
     def rule(editor: Editor, command: Command) -> Sequence[Command] | None:
         items = expression(command)
         name = command.outputs[0] if command.outputs else None
         if items is None or name is None or not _is_float(editor, Ref(name)):
             return None
-        found = next(_forms(editor, items, editor.facts.tensors[name], known), None)
-        if found is None:
-            return None
-        if editor.facts.reads[name] == 1:
-            known[name] = found
-        return None if len(found) == 1 else [_command(found, name)]
+        output = editor.facts.tensors[name]
+        forms = [form for form in _forms(editor, items, output, known) if _fits(editor, form)]
+        # As a part of a longer form any dtype will do; for itself it must be the output's.
+        own = next((form for form in forms if _dtype(editor, form) == output.dtype), None)
+        if editor.facts.reads[name] == 1 and forms:
+            known[name] = [forms[0]] if own in {None, forms[0]} else [forms[0], own]
+        return None if own is None or len(own) == 1 else [_command(own, name)]
 
     return rewrite(captured, rule, roots=frozenset(_OPERATORS))
 
 
 def _forms(
-    editor: Editor, items: Expression, output: Tensor, known: dict[str, Expression]
-) -> Iterator[Expression]:
-    """The expression with as many as possible of its values computed inside it."""
+    editor: Editor, items: Expression, output: Tensor, known: dict[str, list[Expression]]
+) -> list[Expression]:
+    """The expression with its values computed inside it, or read, in every way."""
     choices = []
     for item in items:
-        inner = known.get(item.name) if isinstance(item, Ref) else None
+        read: Expression = (item,)
+        inner = known.get(item.name, []) if isinstance(item, Ref) else []
         same = isinstance(item, Ref) and _shape(editor, item) == output.shape
-        choices.append(((item,),) if inner is None or not same else (inner, (item,)))
-    for chosen in product(*choices):
-        form = tuple(item for part in chosen for item in part)
-        if _is_valid(editor, form, output):
-            yield form
+        choices.append([*inner, read] if same else [read])
+    forms = (tuple(item for part in chosen for item in part) for chosen in product(*choices))
+    return list(dict.fromkeys(forms))
 
 
-def _is_valid(editor: Editor, form: Expression, output: Tensor) -> bool:
+def _fits(editor: Editor, form: Expression) -> bool:
+    """Whether the operator takes it."""
     inputs = _inputs(form)
     if not 0 < len(inputs) <= MAX_INPUTS or len(form) > MAX_ITEMS or depth(form) > MAX_DEPTH:
         return False
-    if not all(_is_float(editor, ref) for ref in inputs):
-        return False
-    tensors = [editor.facts.tensors[ref.name] for ref in inputs]
-    return len(form) == 1 or result_dtype(tensors) == output.dtype
+    return all(_is_float(editor, ref) for ref in inputs)
+
+
+def _dtype(editor: Editor, form: Expression) -> torch.dtype:
+    """The dtype of its value when it is computed for itself."""
+    return result_dtype([editor.facts.tensors[ref.name] for ref in _inputs(form)])
 
 
 def depth(form: Expression) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rbln_host.compiler.graph import Argument, Captured, Command
-from rbln_host.compiler.passes.activations import ACTIVATION_ROOTS, activation_of
+from rbln_host.compiler.passes.activations import ACTIVATION_ROOTS, activation_of, is_square
 from rbln_host.compiler.passes.rewrite import Editor, rewrite
 
 _INPUT, _WEIGHT, _BIAS, _RESIDUAL, _ACTIVATION = range(5)
@@ -40,7 +40,7 @@ def is_plain(command: Command | None) -> bool:
 def _with_activation(editor: Editor, command: Command) -> Command | None:
     found = activation_of(editor, command)
     if found is None:
-        return None
+        return _with_square(editor, command)
     name, source, inner = found
     linear = editor.producer(source)
     if linear is None or not is_plain(linear) or not _may_move(editor, linear):
@@ -49,6 +49,18 @@ def _with_activation(editor: Editor, command: Command) -> Command | None:
     if editor.facts.reads[source.name] != sum(one.args.count(source) for one in commands):
         return None
     return _with(linear, _ACTIVATION, name)
+
+
+def _with_square(editor: Editor, command: Command) -> Command | None:
+    """The square of a linear that has a ``relu`` already."""
+    linear = editor.producer(command.args[0])
+    if linear is None or linear.operator != "rbln::linear" or not is_square(command):
+        return None
+    if linear.args[_RESIDUAL:] != (None, "relu") or not _may_move(editor, linear):
+        return None
+    reads = command.args.count(command.args[0])
+    sole = editor.facts.reads[command.args[0].name] == reads
+    return _with(linear, _ACTIVATION, "relu2") if sole else None
 
 
 def _with_sum(editor: Editor, command: Command) -> Command | None:
