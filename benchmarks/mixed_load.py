@@ -5,7 +5,7 @@ Four streams decode; eight prompts of 1,536 tokens arrive two at a time. For eac
 unbounded, the vendor's rule) the same load runs several times, the bounds in turn within a
 round, on one engine.
 
-usage: python benchmarks/mixed_load.py MODEL [--rounds N] [--json FILE]
+usage: python -m benchmarks.mixed_load MODEL [--rounds N] [--json FILE]
 """
 
 import argparse
@@ -19,9 +19,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import numpy as np
 from vllm import LLM
 
-from environment import write_result
+from benchmarks.environment import write_result
+from benchmarks.stepping import Stepper, Trace, random_prompt
 from rbln_vllm.core.turns import TurnPolicy
-from stepping import Stepper, Trace, random_prompt
 
 STREAMS, STREAM_TOKENS = 4, 96
 PROMPTS, PROMPT_TOKENS, EVERY = 8, 1536, 12
