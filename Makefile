@@ -17,7 +17,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(if $(shell $(p) $(
 # The demonstration model is made only when it is the one asked for.
 MODEL_DIR := $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(DEFAULT_MODEL))
 
-.PHONY: help setup model serve demo lint format test clean distclean
+.PHONY: help setup model serve demo lint format test peers bench clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +49,7 @@ lint: $(SETUP) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
+	$(BIN)/mypy -p benchmarks
 
 format: $(SETUP) ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
@@ -63,6 +64,12 @@ ifeq ($(PYTEST_ARGS),)
 else
 	$(BIN)/pytest $(PYTEST_ARGS)
 endif
+
+peers: $(SETUP) ## install what bench compares with, below .cache/bench-envs
+	@$(BIN)/python -m benchmarks.peers
+
+bench: $(SETUP) $(MODEL_DIR) ## measure limits, ours and the peers; ARGS="--sections decode"
+	@$(BIN)/python -m benchmarks.run $(MODEL) $(ARGS)
 
 clean: ## remove caches and build output
 	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache build dist
