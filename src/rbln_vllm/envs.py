@@ -150,6 +150,13 @@ _OMP_WAIT_POLICY = Variable(
     "PASSIVE",
     "Whether idle OpenMP threads sleep (`PASSIVE`) or spin; set for child processes when unset.",
 )
+_START_METHOD = Variable(
+    "VLLM_WORKER_MULTIPROC_METHOD",
+    parse_optional_text,
+    None,
+    "How engine processes start: `fork` or `spawn`. Unset: forked by `LLM(...)` where nothing "
+    "stands against it (6 s faster), else spawned, as `vllm serve` always does.",
+)
 _VISIBLE_DEVICES = Variable(
     "RBLN_VISIBLE_DEVICES",
     parse_text,
@@ -184,6 +191,7 @@ ACTIVE: tuple[Variable[Any], ...] = (
     _DISABLE_COMPILE_CACHE,
     _KV_CACHE_SPACE,
     _OMP_WAIT_POLICY,
+    _START_METHOD,
     _DEVICES,
     _USE_VLLM_MODEL,
     _PUBLISHED_IMPL,
@@ -261,6 +269,24 @@ def kv_cache_space_hidden() -> Iterator[None]:
     finally:
         if value is not None:
             os.environ[_KV_CACHE_SPACE.name] = value
+
+
+@contextmanager
+def start_method_kept(may_fork: bool) -> Iterator[None]:
+    """Undoes vLLM's order to spawn on a CPU: what the user set stays, unset stays unset (`fork`).
+
+    Without `may_fork` an unset variable becomes `spawn`, as vLLM would have it.
+    """
+    value = _START_METHOD.get()
+    try:
+        yield
+    finally:
+        if value is not None:
+            os.environ[_START_METHOD.name] = value
+        elif may_fork:
+            os.environ.pop(_START_METHOD.name, None)
+        else:
+            os.environ[_START_METHOD.name] = "spawn"
 
 
 def visible_devices() -> str:

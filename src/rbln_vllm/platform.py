@@ -8,6 +8,7 @@ from vllm.platforms.interface import PlatformEnum
 
 from rbln_vllm import envs
 from rbln_vllm.devices import resolve_profile
+from rbln_vllm.start_method import engines_may_fork
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -99,7 +100,7 @@ class RblnPlatform(CpuPlatform):
         engine_rules.settle_block_size(vllm_config, profile)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
-        with envs.kv_cache_space_hidden():
+        with envs.kv_cache_space_hidden(), envs.start_method_kept(engines_may_fork()):
             super().check_and_update_config(vllm_config)
         # Upstream's CPU rules: a block size of its own, and a process just to bind threads in.
         vllm_config.cache_config.block_size = block_size

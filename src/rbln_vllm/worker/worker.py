@@ -20,6 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from rbln_vllm import envs
 from rbln_vllm.geometry import geometry_of
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
+from rbln_vllm.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
 from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget
@@ -94,8 +95,8 @@ class RBLNWorker(CPUWorker):
             logger.info("Compile only: every program is in the cache; nothing is run")
             return CompilationTimes(language_model=0.0, encoder=0.0)
         # vLLM sets one thread for its own tensor work; what falls back to torch and sampling are
-        # ours.
-        torch.set_num_threads(len(self._cpus))
+        # ours. Forked, idle threads would spin on the CPUs that programs run on.
+        torch.set_num_threads(1 if is_forked() else len(self._cpus))
         logger.info(
             "Programs run on the %s; one thread on each of the CPUs %s",
             self._store.executable.description,
