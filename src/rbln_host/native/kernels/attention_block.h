@@ -95,26 +95,31 @@ RBLN_INLINE void pack_keys(const T* const (&rows)[16], int64_t size, T* group) {
   }
 }
 
-// Packs values [count][size] (any row stride) as size / 16 groups of columns over k = count.
+// Packs values [count][size] (any row stride) as size / 16 groups of columns over k = count. Absent
+// values are zero.
 template <class T>
 RBLN_INLINE void pack_value_pair(const T* even, const T* odd, int64_t size, int64_t k, T* packed) {
   const int64_t stride = group_elements<T>(kKeyTile);
   for (int64_t d = 0; d < size; d += 16, packed += stride) {
     if constexpr (std::is_same_v<T, BFloat16>) {
-      const UVec both = load_halves(even + d) | (odd ? load_halves(odd + d) << 16 : UVec{});
+      const UVec low = even ? load_halves(even + d) : UVec{};
+      const UVec both = low | (odd ? load_halves(odd + d) << 16 : UVec{});
       std::memcpy(packed + k * 16, &both, 64);
     } else {
-      std::memcpy(packed + k * 16, even + d, 16 * sizeof(T));
+      if (even) std::memcpy(packed + k * 16, even + d, 16 * sizeof(T));
+      if (!even) std::memset(packed + k * 16, 0, 16 * sizeof(T));
       if (odd) std::memcpy(packed + (k + 1) * 16, odd + d, 16 * sizeof(T));
     }
   }
 }
 
+// Packs the keys and values of [first, first + count). Those before `lowest` are not read.
 template <class T>
 bool pack_tile(const Attention& a, Shared& shared, const AttentionItem& item, int64_t first,
-               int64_t count, const BlockScratch<T>& s) {
+               int64_t count, int64_t lowest, const BlockScratch<T>& s) {
   const T* rows[kKeyTile + 16] = {};
-  const bool found = for_runs<T>(a, shared, item.row, item.head, first, first + count,
+  const bool found = for_runs<T>(a, shared, item.row, item.head, std::max(first, lowest),
+                                 first + count,
                                  [&](const T* keys, int64_t key, int64_t run) {
                                    for (int64_t j = 0; j < run; ++j) {
                                      rows[key - first + j] = keys + j * a.kv.stride[2];
@@ -127,8 +132,9 @@ bool pack_tile(const Attention& a, Shared& shared, const AttentionItem& item, in
     pack_keys(sixteen, a.size, s.keys + j / 16 * group_elements<T>(a.size));
   }
   for (int64_t j = 0; j < count; j += 2) {
+    const T* even = rows[j] ? rows[j] + a.size : nullptr;
     const T* odd = j + 1 < count ? rows[j + 1] + a.size : nullptr;
-    pack_value_pair(rows[j] + a.size, odd, a.size, j, s.values);
+    pack_value_pair(even, odd, a.size, j, s.values);
   }
   return true;
 }
@@ -234,11 +240,12 @@ void attend_block(const Attention& a, Shared& shared, const AttentionItem& item,
   std::fill(s.most, s.most + rows, -INFINITY);
   std::fill(s.total, s.total + rows, 0.0f);
   std::fill(s.o, s.o + rows * a.size, 0.0f);
-  // Tiles end at multiples of their length. Keys before the first visible one are not read.
+  // Tiles end at multiples of their length and start at an even key: keys are added in pairs, and
+  // which of them make a pair must not depend on what other queries of the block see.
   int64_t count;
-  for (int64_t first = lowest; first <= highest; first += count) {
+  for (int64_t first = lowest & ~int64_t{1}; first <= highest; first += count) {
     count = std::min((first / kKeyTile + 1) * kKeyTile, highest + 1) - first;
-    if (!pack_tile<T>(a, shared, item, first, count, s)) return;
+    if (!pack_tile<T>(a, shared, item, first, count, lowest, s)) return;
     multiply<T>(s.query, a.size, rows, s.keys, group_elements<T>(a.size), (count + 15) / 16, a.size,
                 s.score, kKeyTile, false);
     for (int64_t row = 0; row < rows; ++row) {

@@ -41,7 +41,7 @@ RBLN_INLINE Vec apply_unary(Step step, Vec a) {
     case Step::kNeg:
       return -a;
     case Step::kAbs:
-      return vmax(a, -a);
+      return bit_cast<Vec>(bit_cast<UVec>(a) & 0x7fffffffu);
     case Step::kExp:
       return vexp(a);
     case Step::kLog:
