@@ -131,6 +131,8 @@ def run_commands() -> None:
     results["before"] = run_one(model, "--json")
     store_one_program(Path(json.loads(results["before"].out)["cache_entry"]))
     results["after"] = run_one(model, "--json")
+    results["explained"] = run_one(model, "--json", "--explain")
+    results["explained text"] = run_one(model, "--explain")
     os.environ["RBLN_FORCE_NPU_NAME"] = "RBLN-CA12"
     results["RBLN-CA12"] = run_one(model)
     print(json.dumps({name: vars(result) for name, result in results.items()}))
@@ -215,6 +217,15 @@ class TestWithVllm:
         assert before["cache_entry"] == after["cache_entry"]
         assert not any(program["cached"] for program in before["programs"])
         assert [p["name"] for p in after["programs"] if p["cached"]] == ["decode_b1_q1"]
+
+    def test_explained(self, results: dict[str, Result]) -> None:
+        assert results["explained"].code == 0, results["explained"].err
+        explained = json.loads(results["explained"].out)["explained"]
+        assert {name for name, report in explained.items() if report} == {"decode_b1_q1"}
+        assert explained["decode_b1_q1"]["commands"] == 1
+        assert "explained" not in json.loads(results["after"].out)
+        text = results["explained text"].out
+        assert "Not compiled yet, so nothing is known of: prefill_b1_q" in text
 
     @pytest.mark.parametrize("reason", [*(reason for _, reason in REFUSED), "nowhere", "RBLN-CA12"])
     def test_bad_input_is_one_line(self, results: dict[str, Result], reason: str) -> None:

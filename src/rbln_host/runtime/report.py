@@ -48,7 +48,7 @@ class ProgramReport:
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""
-        return asdict(self)
+        return {**asdict(self), "fallbacks": [asdict(fallback) for fallback in self.fallbacks]}
 
 
 def explain(graph: Graph, weights: WeightStore, compiler: Compiler) -> ProgramReport:
