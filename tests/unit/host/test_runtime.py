@@ -14,6 +14,7 @@ from rbln_host.compiler.graph import Command, Graph, Ref, TensorSpec
 from rbln_host.errors import ArtifactError, MissingProgramError
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.interpreter import Interpreter
+from rbln_host.runtime.options import Executor, ExecutorOptions
 from tests.unit.host.programs import call, manifest, scale_program
 
 SPEC = TensorSpec((-1, 3), torch.float32)
@@ -100,21 +101,26 @@ class TestInterpreter:
         assert output.shape == (2, 2, 3)
 
 
+@pytest.fixture(params=list(Executor))
+def executable(request: pytest.FixtureRequest) -> Executable:
+    return Executable(ExecutorOptions(request.param, cpus=(0,)))
+
+
 class TestExecutable:
-    def test_runs_programs_by_name(self) -> None:
-        executable = Executable()
+    """On both executors."""
+
+    def test_runs_programs_by_name(self, executable: Executable) -> None:
         executable.add(scale_program("one", {"a": torch.full((2,), 3.0)}))
         executable.add(scale_program("two", {"b": torch.full((2,), 5.0)}))
         assert executable.program_names == {"one", "two"}
         assert executable.run("two", {"x": torch.ones(2)})[0].tolist() == [5, 5]
         assert executable.weight_bytes == 16
 
-    def test_unknown_program(self) -> None:
+    def test_unknown_program(self, executable: Executable) -> None:
         with pytest.raises(MissingProgramError, match="program other has not been compiled"):
-            Executable().run("other", {})
+            executable.run("other", {})
 
-    def test_bound_inputs_stay_and_may_be_replaced(self) -> None:
-        executable = Executable()
+    def test_bound_inputs_stay_and_may_be_replaced(self, executable: Executable) -> None:
         executable.add(scale_program("p", {"w": torch.full((2,), 3.0)}))
         executable.bind({"x": torch.ones(2), "unread": torch.ones(1)})
         assert executable.run("p", {})[0].tolist() == [3, 3]
@@ -122,10 +128,11 @@ class TestExecutable:
         executable.bind({"x": torch.full((2,), 2.0)})
         assert executable.run("p", {})[0].tolist() == [6, 6]
 
-    def test_programs_are_read_when_first_needed(self, tmp_path: Path) -> None:
+    def test_programs_are_read_when_first_needed(
+        self, executable: Executable, tmp_path: Path
+    ) -> None:
         captured = [scale_program(name, {"w": torch.ones(2)}) for name in ("one", "two")]
         artifact = write_artifact(tmp_path, manifest(), captured)
-        executable = Executable()
         executable.add_artifact(artifact)
         (tmp_path / "programs/two.json").unlink()
         executable.load("one")
@@ -133,18 +140,36 @@ class TestExecutable:
             executable.load("two")
         assert executable.load("one") is executable.load("one")
 
-    def test_weights_are_shared_by_programs(self, tmp_path: Path) -> None:
+    def test_weights_are_shared_by_programs(self, executable: Executable, tmp_path: Path) -> None:
         captured = [scale_program(name, {"w": torch.ones(2)}) for name in ("one", "two")]
-        executable = Executable()
         executable.add_artifact(write_artifact(tmp_path, manifest(), captured))
         assert executable.weight_bytes == 8
 
-    def test_an_extended_artifact_replaces_the_old(self, tmp_path: Path) -> None:
+    def test_an_extended_artifact_replaces_the_old(
+        self, executable: Executable, tmp_path: Path
+    ) -> None:
         first = write_artifact(tmp_path, manifest(), [scale_program("one", {"w": torch.ones(2)})])
-        executable = Executable()
         executable.add_artifact(first)
         loaded = executable.load("one")
         more = scale_program("two", {"v": torch.full((2,), 4.0)})
         executable.add_artifact(write_artifact(tmp_path, first.manifest, [more]))
         assert executable.load("one") is loaded
         assert executable.run("two", {"x": torch.ones(2)})[0].tolist() == [4, 4]
+
+    def test_several_programs_at_once_share_a_tied_weight(self, executable: Executable) -> None:
+        tied = torch.full((2,), 3.0)
+        executable.add(scale_program("one", {"a": tied}), scale_program("two", {"b": tied}))
+        assert executable.weight_bytes == 8
+        for name in ("one", "two"):
+            assert executable.run(name, {"x": torch.ones(2)})[0].tolist() == [3, 3]
+
+    def test_says_what_it_is(self, executable: Executable) -> None:
+        assert executable.description.startswith(("native executor (", "reference executor ("))
+
+
+def test_options() -> None:
+    assert ExecutorOptions(cpus=(3, 1)).pool_cpus == [3, 1]
+    assert ExecutorOptions().pool_cpus
+    for wrong in ({"cpus": (1, 1)}, {"cpus": (-1,)}, {"spin_us": -1}):
+        with pytest.raises(ValueError, match=r"CPUs|spin_us"):
+            ExecutorOptions(**wrong)  # type: ignore[arg-type]
