@@ -74,4 +74,5 @@ def lower(captured: Captured, made: Made | None = None) -> Captured:
     captured = fuse_norm(captured)
     captured = fuse_linear(captured)
     captured = elementwise(captured)
-    return Captured(drop_unread(share_equal(captured.graph)), captured.weights)
+    graph = drop_unread(share_equal(captured.graph))
+    return Captured(graph, {name: captured.weights[name] for name in graph.weights.values()})

@@ -97,6 +97,43 @@ def test_a_linear_stays_where_something_else_reads(who: str) -> None:
     b.assert_same(before, after, 1e-6)
 
 
+def test_a_linear_stays_where_another_part_is_read() -> None:
+    b = build()
+    b("g, part, _ = split_with_sizes", "both", [16, 8, 8], -1)
+    b("u = slice.Tensor", "both", 1, 16, END)
+    b("a = silu", "g")
+    b("out = mul.Tensor", "a", "u")
+    before = b.captured("out", "part")
+    after = fuse_gated(before)
+    assert "out = rbln::gated_activation(both, silu)" in text(after)
+    b.assert_same(before, after, 1e-6)
+
+
+def test_a_linear_stays_where_a_view_of_it_is_read() -> None:
+    b = build()
+    b("v = view", "both", [3, 32])
+    b("g, _ = chunk", "v", 2, -1)
+    b("_, u = chunk", "both", 2, -1)
+    b("a = silu", "g")
+    b("out = mul.Tensor", "a", "u")
+    before = b.captured("out", "v")
+    after = fuse_gated(before)
+    assert "both = rbln::linear(x, w, b, None, none)" in text(after)
+    b.assert_same(before, after, 1e-6)
+
+
+def test_a_linear_whose_input_is_written_to_stays() -> None:
+    b = build()
+    b("g, u = chunk", "both", 2, -1)
+    b("_ = mul_.Tensor", "x", 2.0)
+    b("a = silu", "g")
+    b("out = mul.Tensor", "a", "u")
+    before = b.captured("out")
+    after = fuse_gated(before)
+    assert "out = rbln::gated_activation(both, silu)" in text(after)
+    b.assert_same(before, after, 1e-6)
+
+
 def test_a_linear_of_features_that_its_kernel_does_not_take_stays() -> None:
     b = build(features=12)
     b("g, u = chunk", "both", 2, -1)
@@ -164,6 +201,15 @@ def test_left_alone_where(reason: str) -> None:
     before = b.captured("out")
     after = fuse_gated(before)
     assert text(after) == text(before)
+
+
+def test_doubles_are_left_alone() -> None:
+    b = Build(torch.float64, both=(3, 32))
+    b("g, u = chunk", "both", 2, -1)
+    b("a = silu", "g")
+    b("out = mul.Tensor", "a", "u")
+    before = b.captured("out")
+    assert text(fuse_gated(before)) == text(before)
 
 
 def test_an_activation_that_is_read_elsewhere_stays() -> None:

@@ -116,6 +116,41 @@ REFUSED: dict[str, tuple[list[tuple[Any, ...]], tuple[str, ...], list[str]]] = {
         ("out", "a"),
         ["a = rbln::linear(x, w, None, None, relu)", "out = pow.Tensor_Scalar(a, 2)"],
     ),
+    "it is a product": (
+        [("out = mul.Tensor", "y", "r")],
+        ("out",),
+        [PLAIN, "out = mul.Tensor(y, r)"],
+    ),
+    "it is a sum with a number": (
+        [("out = add.Tensor", "y", 1.0)],
+        ("out",),
+        [PLAIN, "out = add.Tensor(y, 1.0)"],
+    ),
+    "the bias comes after an activation": (
+        [("a = tanh", "y"), ("out = add.Tensor", "a", "b")],
+        ("out",),
+        ["a = rbln::linear(x, w, None, None, tanh)", "out = add.Tensor(a, b)"],
+    ),
+    "the bias is no weight": (
+        [("c = neg", "b"), ("out = add.Tensor", "y", "c")],
+        ("out",),
+        [PLAIN, "c = neg(b)", "out = add.Tensor(y, c)"],
+    ),
+    "there is a bias already": (
+        [("a = add.Tensor", "y", "b"), ("out = add.Tensor", "a", "b")],
+        ("out",),
+        ["a = rbln::linear(x, w, b, None, none)", "out = add.Tensor(a, b)"],
+    ),
+    "there is a residual already": (
+        [("a = add.Tensor", "y", "r"), ("out = add.Tensor", "a", "r")],
+        ("out",),
+        ["a = rbln::linear(x, w, None, r, none)", "out = add.Tensor(a, r)"],
+    ),
+    "there is an activation already": (
+        [("a = tanh", "y"), ("out = silu", "a")],
+        ("out",),
+        ["a = rbln::linear(x, w, None, None, tanh)", "out = silu(a)"],
+    ),
     "it is another power": (
         [("a = relu", "y"), ("out = pow.Tensor_Scalar", "a", 3)],
         ("out",),
@@ -147,6 +182,26 @@ def test_a_scaled_sum_is_no_residual() -> None:
     assert text(fuse_linear(b.captured("out"))) == [PLAIN, "out = add.Tensor(y, r, alpha=2)"]
 
 
+ACROSS: list[tuple[str, tuple[Any, ...]]] = [
+    ("none", ("out = relu", "y")),
+    ("none", ("out = add.Tensor", "y", "r")),
+    ("relu", ("out = square", "y")),
+]
+
+
+@pytest.mark.parametrize(("activation", "call"), ACROSS)
+def test_nothing_is_fused_across_a_write(activation: str, call: tuple[Any, ...]) -> None:
+    b = Build(x=(3, 8), r=(3, 4))
+    b.weight("w", 4, 8)
+    b("y = rbln::linear", "x", "w", None, None, activation)
+    b("_ = mul_.Tensor", "x", 2.0)
+    b(*call)
+    before = b.captured("out")
+    after = fuse_linear(before)
+    assert text(after) == text(before)
+    b.assert_same(before, after)
+
+
 def test_an_activation_after_the_residual_stays() -> None:
     b = linear()
     b("s = add.Tensor", "y", "r")
@@ -155,13 +210,3 @@ def test_an_activation_after_the_residual_stays() -> None:
     after = fuse_linear(before)
     assert text(after) == ["s = rbln::linear(x, w, None, r, none)", "out = relu(s)"]
     b.assert_same(before, after, 1e-6)
-
-
-def test_a_linear_whose_input_is_written_to_stays_in_its_place() -> None:
-    b = linear()
-    b("_ = mul_.Tensor", "x", 2.0)
-    b("out = relu", "y")
-    before = b.captured("out")
-    after = fuse_linear(before)
-    assert text(after) == text(before)
-    b.assert_same(before, after)

@@ -115,6 +115,13 @@ def _one_before_a_sum(b: Build) -> None:
     b("out = add.Tensor", "a", "c")
 
 
+def _one_before_an_activation_in_a_sum(b: Build) -> None:
+    b("a = rbln::linear", "x", "w1", None, None, "none")
+    b("c = rbln::linear", "x", "w2", None, None, "none")
+    b("d = silu", "a")
+    b("out = add.Tensor", "d", "c")
+
+
 def _one_of_a_tied_weight(b: Build) -> None:
     b("e = embedding", "w1", "ids")
     b("a = rbln::linear", "x", "w1", None, None, "none")
@@ -141,6 +148,7 @@ def _where_a_part_must_be_contiguous(b: Build) -> None:
 LEFT: list[Callable[[Build], None]] = [
     *(_alone, _of_two_inputs, _one_with_a_bias, _one_with_an_activation),
     *(_one_before_an_activation, _one_before_a_sum, _one_of_a_tied_weight),
+    _one_before_an_activation_in_a_sum,
     *(_of_an_input_that_changes, _where_a_part_must_be_contiguous),
 ]
 
