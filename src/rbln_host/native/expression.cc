@@ -50,7 +50,7 @@ std::pair<int, int> effect(Step step) {
 
 }  // namespace
 
-Activation parse_activation(const std::string& name) {
+std::optional<Activation> parse_activation(const std::string& name) {
   static const std::map<std::string, Activation> names = {
       {"none", Activation::kNone},
       {"relu", Activation::kRelu},
@@ -63,7 +63,7 @@ Activation parse_activation(const std::string& name) {
       {"relu2", Activation::kRelu2},
   };
   const auto found = names.find(name);
-  if (found == names.end()) throw std::invalid_argument("unknown activation '" + name + "'");
+  if (found == names.end()) return std::nullopt;
   return found->second;
 }
 

@@ -21,11 +21,10 @@ namespace {
 
 void attention_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {
   const Attention a(call);
-  const AttentionItem& item = shared.items[task];
   with_float_type(a.query.dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    if (a.by_block()) return attend_block<T>(a, shared, item, scratch);
-    attend_row<T>(a, shared, item, reinterpret_cast<float*>(scratch));
+    if (a.by_block()) return attend_block<T>(a, shared, shared.items[task], scratch);
+    attend_row<T>(a, shared, task, reinterpret_cast<float*>(scratch));
   });
 }
 

@@ -53,6 +53,7 @@ struct AttentionItem {
 // State of one run that all threads share. Written by a command's `plan`, alone, before its tasks.
 struct Shared {
   std::vector<AttentionItem> items;
+  int threads = 1;
   Scratch partials;
   std::unique_ptr<std::atomic<int>[]> finished;  // partial results so far, per (row, head)
   size_t finished_size = 0;

@@ -29,6 +29,8 @@ rbln::DType dtype_of(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // Programs live until the process ends; that is no leak.
+  nb::set_leak_warnings(false);
   m.doc() = "The native executor: programs of prepared kernels on a pool of pinned threads.";
   m.def("isa_levels", &rbln::isa_levels, "Instruction sets of this CPU, worst to best.");
 

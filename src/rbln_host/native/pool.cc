@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <new>
 
 namespace rbln {
 namespace {
@@ -60,13 +61,25 @@ class PinnedCaller {
 }  // namespace
 
 Pool::Pool(std::vector<int> cpus, int spin_us)
-    : cpus_(std::move(cpus)), spin_us_(spin_us), scratch_(cpus_.size()) {
-  for (int index = 1; index < threads(); ++index) {
-    workers_.emplace_back([this, index] { thread_main(index); });
+    : cpus_(std::move(cpus)), spin_us_(spin_us), process_(getpid()), scratch_(cpus_.size()) {
+  try {
+    for (int index = 1; index < threads(); ++index) {
+      workers_.emplace_back([this, index] { thread_main(index); });
+    }
+  } catch (...) {  // the system gives no more threads
+    stop();
+    throw;
   }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { stop(); }
+
+void Pool::stop() {
+  if (getpid() != process_) {
+    // A fork's copy: the threads are the parent's, so they can be neither joined nor detached.
+    (void)new std::vector<std::thread>(std::move(workers_));
+    return;
+  }
   stop_.store(true);
   generation_.fetch_add(1);
   futex_wake_all(generation_);
@@ -90,7 +103,7 @@ std::pair<Fault, int64_t> Pool::run(const std::vector<Work>& work, size_t scratc
 void Pool::start(uint64_t run, size_t command) {
   for (; command < work_->size(); ++command) {
     const Work& next = (*work_)[command];
-    const int64_t tasks = next.kernel->plan(*next.call, shared_, threads());
+    const int64_t tasks = plan(next);
     if (tasks == 0) continue;
     tasks_.store(static_cast<uint32_t>(tasks), std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
@@ -98,6 +111,17 @@ void Pool::start(uint64_t run, size_t command) {
     return;
   }
   publish(run << kRunShift | kOver << kCommandShift);
+}
+
+// The number of tasks of a command. Without memory for a plan it is skipped, and that is a fault:
+// this may be a thread that nobody catches exceptions of.
+int64_t Pool::plan(const Work& work) {
+  try {
+    return work.kernel->plan(*work.call, shared_, threads());
+  } catch (const std::bad_alloc&) {
+    shared_.fail(Fault::kMemory, 0);
+    return 0;
+  }
 }
 
 void Pool::publish(uint64_t ticket) {

@@ -23,6 +23,9 @@ struct Work {
 // There is no barrier that waits for threads. A command is over when its tasks are; a thread that
 // the system has put aside and that holds no task is not waited for, so two pools on the same cores
 // share them. Waiting threads spin for a moment, then sleep.
+//
+// After a fork the child has a pool without threads: it runs all tasks itself, unless the pool was
+// running at that moment. A child had better make its own.
 class Pool {
  public:
   Pool(std::vector<int> cpus, int spin_us);
@@ -47,12 +50,15 @@ class Pool {
   void work_until_over(uint64_t run);
   bool take_and_run(uint64_t ticket, int thread);
   void start(uint64_t run, size_t command);
+  int64_t plan(const Work& work);
   void wait_for_change(uint64_t seen);
   void publish(uint64_t ticket);
   void thread_main(int index);
+  void stop();
 
   std::vector<int> cpus_;
   int spin_us_;
+  int process_;  // that has the threads
   std::vector<Scratch> scratch_;
   Shared shared_;
   const std::vector<Work>* work_ = nullptr;

@@ -2,6 +2,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <new>
 #include <stdexcept>
 
 namespace rbln {
@@ -40,6 +41,13 @@ void check_inside(const std::string& op, const TensorSpec& t, const std::vector<
   }
 }
 
+// Whether a call writes nothing, whatever its operands hold.
+bool is_empty(const Call& call) {
+  if (call.op == Op::kWriteKv || call.op == Op::kRotaryWriteKv) return call[0].shape[0] == 0;
+  const Operand& out = call[call.count - 1];
+  return std::find(out.shape, out.shape + out.ndim, 0) != out.shape + out.ndim;
+}
+
 std::string describe(Fault fault, int64_t value) {
   const std::string number = std::to_string(value);
   switch (fault) {
@@ -71,6 +79,7 @@ Program::Program(const std::vector<CommandSpec>& commands, std::vector<int64_t> 
     }
   }
   for (const Call& call : calls_) {
+    if (is_empty(call)) continue;
     const Kernel* kernel = &kernels[static_cast<int>(call.op)];
     work_.push_back({kernel, &call});
     scratch_bytes_ = std::max(scratch_bytes_, kernel->scratch(call));
@@ -99,6 +108,7 @@ void Program::run(Pool& pool) const {
     }
   }
   const auto [fault, value] = pool.run(work_, scratch_bytes_);
+  if (fault == Fault::kMemory) throw std::bad_alloc();
   if (fault != Fault::kNone) throw std::out_of_range(describe(fault, value));
 }
 

@@ -39,7 +39,8 @@ class Program {
   // Places base `base` at `pointer`; `size` must not be less than what was declared.
   void bind(int base, uintptr_t pointer, int64_t size);
 
-  // Throws std::out_of_range for an id, position, slot or block outside its table.
+  // Throws std::out_of_range for an id, position, slot or block outside its table, std::bad_alloc
+  // when there is no memory for a plan.
   void run(Pool& pool) const;
 
  private:

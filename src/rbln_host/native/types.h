@@ -128,7 +128,7 @@ struct ExpressionStep {
 constexpr int kMaxStack = 8;
 
 // What went wrong while a program ran; `value` is the index that was out of range.
-enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock };
+enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock, kMemory };
 
 // One command, checked, with its operands' addresses filled in.
 struct Call {

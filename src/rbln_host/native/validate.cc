@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each operator demands of its operands. Nothing that passes here makes a kernel read or write
 // outside the operands' memory; indices held in data are checked while a program runs.
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <stdexcept>
@@ -43,19 +44,24 @@ class Checker {
   const CommandSpec& spec_;
 };
 
+constexpr int64_t kMost = int64_t{1} << 46;  // of elements, and of elements stepped over
+
 Operand operand_of(const Checker& check, const TensorSpec& t) {
   check.that(!t.shape.empty() && t.shape.size() <= kMaxAxes, "a tensor has 1 to 5 axes");
   check.that(t.shape.size() == t.strides.size(), "a tensor needs a stride for each axis");
+  __int128 count = 1, reach = 0;
   Operand operand;
   operand.present = true;
   operand.dtype = t.dtype;
   operand.ndim = static_cast<int>(t.shape.size());
   for (int axis = 0; axis < operand.ndim; ++axis) {
-    constexpr int64_t kMost = int64_t{1} << 46;
     check.that(t.shape[axis] >= 0 && t.shape[axis] <= kMost, "an axis has an impossible size");
     check.that(t.strides[axis] >= 0 && t.strides[axis] <= kMost, "a stride is impossible");
     operand.shape[axis] = t.shape[axis];
     operand.stride[axis] = t.strides[axis];
+    count *= std::max<int64_t>(1, t.shape[axis]);
+    reach += static_cast<__int128>(std::max<int64_t>(1, t.shape[axis]) - 1) * t.strides[axis];
+    check.that(count <= kMost && reach <= kMost, "a tensor is too large");
   }
   return operand;
 }
@@ -104,11 +110,19 @@ void need_indices(const Checker& c, const Operand& t, int64_t size, const char* 
   c.that(t.shape[0] == size, std::string(name) + " has the wrong size");
 }
 
-// Rows that are written must not overlap; only broadcasting makes them.
+// What is written lies in memory once, so that tasks do not write over each other and no more is
+// written than there is memory. From the innermost axis out, each must step over all it contains.
 void need_own_memory(const Checker& c, const Operand& t, const char* name) {
+  std::vector<std::pair<int64_t, int64_t>> axes;  // stride and size
   for (int axis = 0; axis < t.ndim; ++axis) {
-    c.that(t.shape[axis] <= 1 || t.stride[axis] > 0,
-           std::string(name) + " is written and cannot be broadcast");
+    if (t.shape[axis] == 0) return;
+    if (t.shape[axis] > 1) axes.emplace_back(t.stride[axis], t.shape[axis]);
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : axes) {
+    c.that(stride > reach, std::string(name) + " is written and some of its elements share memory");
+    reach += (size - 1) * stride;
   }
 }
 
@@ -204,9 +218,10 @@ void need_cos_sin(const Checker& c, const Operand& table, DType dtype, int64_t h
 void need_pool(const Checker& c, const Operand& kv, DType dtype, int64_t heads, int64_t head_size) {
   need_axes(c, kv, 4, "KV pool");
   need_rows(c, kv, dtype, "KV pool");
+  need_own_memory(c, kv, "KV pool");
   c.that(kv.shape[1] == heads && kv.shape[3] == 2 * head_size,
          "the KV pool has other heads than the keys");
-  c.that(kv.shape[2] > 0, "the KV pool has empty blocks");
+  c.that(kv.shape[0] > 0 && kv.shape[2] > 0, "the KV pool is empty");
 }
 
 void check_rotary(const Checker& c, Call& call) {
@@ -262,6 +277,8 @@ void check_attention(const Checker& c, Call& call) {
   c.that(table.dtype == DType::kInt32, "the block table must be int32");
   c.that(table.shape[0] > 0 && query.shape[0] % table.shape[0] == 0,
          "tokens must be a multiple of sequences");
+  c.that(table.shape[1] <= 1 || table.stride[1] > 0, "the block table is broadcast");
+  c.that(table.shape[1] <= INT32_MAX / kv.shape[2], "the context is longer than 2^31 positions");
   need_indices(c, call[3], query.shape[0], "positions");
   if (sinks.present) {
     c.that(sinks.ndim == 1 && sinks.shape[0] == query.shape[1] && sinks.stride[0] == 1 &&
@@ -308,6 +325,7 @@ void check_argmax(const Checker& c, Call& call) {
   c.that(x.ndim == 2 && x.shape[1] > 0, "input needs rows of at least one element");
   need_axes(c, out, 1, "output");
   c.that(out.dtype == DType::kInt64 && out.shape[0] == x.shape[0], "output must be int64, one a row");
+  need_own_memory(c, out, "output");
 }
 
 struct OperatorRule {
@@ -386,7 +404,11 @@ Call check(const CommandSpec& spec) {
   }
   checker.that(call[0].present, "its first tensor is missing");
   read_numbers(checker, call);
-  if (has_activation(call.op)) call.activation = parse_activation(spec.text);
+  if (has_activation(call.op)) {
+    const auto activation = parse_activation(spec.text);
+    checker.that(activation.has_value(), "unknown activation '" + spec.text + "'");
+    call.activation = *activation;
+  }
   if (call.op == Op::kElementwise) call.expression = parse_expression(spec.text);
   rule.check(checker, call);
   return call;

@@ -16,6 +16,7 @@ namespace RBLN_ISA {
 
 constexpr int64_t kPartKeys = 256;
 constexpr int64_t kStepKeys = 32;
+constexpr int64_t kKeysAhead = 64;  // how far ahead keys are prefetched
 constexpr int64_t kKeyTile = 128;
 constexpr int64_t kBlockPathQueries = 16;  // from this many queries per sequence on
 
@@ -144,9 +145,10 @@ inline void plan_block_path(const Attention& a, Shared& shared) {
   }
 }
 
-inline int64_t attention_plan(const Call& call, Shared& shared, int) {
+inline int64_t attention_plan(const Call& call, Shared& shared, int threads) {
   const Attention a(call);
   shared.items.clear();
+  shared.threads = threads;
   if (a.by_block()) {
     plan_block_path(a, shared);
   } else {

@@ -123,8 +123,31 @@ RBLN_INLINE void add_values_all(const float* p, int64_t ldp, const T* values, in
   if (group - g == 1) add_values_wide<T, 1>(rest, ldp, values, stride, count, o + g * size, size);
 }
 
+// The keys an item reads: [first, end) of one sequence and KV head.
+struct KeyRange {
+  int64_t sequence, head, first, end;
+
+  static KeyRange of(const Attention& a, const AttentionItem& item) {
+    const int64_t position = a.position(item.row);
+    const int64_t part_first = (item.first_query + item.part) * kPartKeys;
+    return {item.row / a.queries, item.head, std::max(part_first, a.first_key(position)),
+            std::min(position + 1, part_first + kPartKeys)};
+  }
+};
+
+// Where the row lies that is `distance` keys after `key`: in this range, else in the next one.
+template <class T>
+RBLN_INLINE const T* row_ahead(const Attention& a, Shared& shared, const KeyRange& range,
+                               const KeyRange* next, int64_t key) {
+  if (key < range.end) return key_row<T>(a, shared, range.sequence, range.head, key);
+  if (!next) return nullptr;
+  key = next->first + (key - range.end);
+  return key < next->end ? key_row<T>(a, shared, next->sequence, next->head, key) : nullptr;
+}
+
+// Asks for memory that is read soon.
 RBLN_INLINE void prefetch_bytes(const char* start, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(start + i);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(start + i, 0, 2);
 }
 
 // Running softmax of one head: the maximum so far and, lane by lane, the sum of the weights.
@@ -159,13 +182,12 @@ RBLN_INLINE void soften(float* s, int64_t count, Running& running, float* o, int
 // the maximum and the sum, then `size` floats of output that are not yet divided by the sum.
 //
 // Keys and values are read together, some keys at a time: a block's rows are one stream of memory.
+// `next` is what this thread will probably read after.
 template <class T>
-void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, float* scores,
-                 float* partial) {
-  const int64_t n = item.row, sequence = n / a.queries, position = a.position(n);
-  const int64_t part_first = (item.first_query + item.part) * kPartKeys;
-  const int64_t first = std::max(part_first, a.first_key(position));
-  const int64_t end = std::min(position + 1, part_first + kPartKeys);
+void attend_part(const Attention& a, Shared& shared, const AttentionItem& item,
+                 const KeyRange* next, float* scores, float* partial) {
+  const int64_t n = item.row, position = a.position(n);
+  const KeyRange range = KeyRange::of(a, item);
   Running* running = reinterpret_cast<Running*>(scores + a.group * kStepKeys);
   float* query_f32 = reinterpret_cast<float*>(running + a.group);
   int64_t row_stride;
@@ -176,17 +198,17 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, 
   float* o = partial + 2 * a.group;
   std::memset(o, 0, sizeof(float) * a.group * a.size);
   for (int64_t g = 0; g < a.group; ++g) running[g] = Running{};
-  // The keys and values of the next step are asked for bit by bit: all at once they would fill the
-  // queue of outstanding reads, and what is computed now would wait for it.
+  // Keys and values of a later step are asked for bit by bit: all at once they would fill the queue
+  // of outstanding reads, and what is computed now would wait for it.
   const int64_t slices = a.group * (kStepKeys / kLanes);
   const int64_t slice_bytes = kStepKeys * stride * static_cast<int64_t>(sizeof(T)) / slices;
-  const auto step = [&](const T* keys, int64_t key, int64_t count, const T* next) {
-    const char* ahead = reinterpret_cast<const char*>(next);
+  const auto step = [&](const T* keys, int64_t key, int64_t count, const T* later) {
+    const char* ahead = reinterpret_cast<const char*>(later);
     for (int64_t g = 0; g < a.group; ++g) {
       float* s = scores + g * kStepKeys;
       const float slope = a.slope(item.head * a.group + g);
       for (int64_t j = 0; j < count; j += kLanes, ahead += slice_bytes) {
-        if (next) prefetch_bytes(ahead, slice_bytes);
+        if (later) prefetch_bytes(ahead, slice_bytes);
         const int64_t some = std::min<int64_t>(kLanes, count - j);
         const Vec dots = dot_keys(rows + g * row_stride, keys + j * stride, stride, some, a.size);
         store(s + j, adjust_scores(a, dots, slope, key + j, position));
@@ -195,14 +217,11 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item, 
     }
     add_values_all(scores, kStepKeys, keys + a.size, stride, count, o, a.group, a.size);
   };
-  const T* keys = key_row<T>(a, shared, sequence, item.head, first);
-  for (int64_t key = first; key < end && keys;) {
-    const int64_t count = std::min({kStepKeys, end - key, a.block_size - key % a.block_size});
-    const T* next =
-        key + count < end ? key_row<T>(a, shared, sequence, item.head, key + count) : nullptr;
-    step(keys, key, count, next);
-    key += count;
-    keys = next;
+  for (int64_t key = range.first, count; key < range.end; key += count) {
+    const T* keys = key_row<T>(a, shared, range.sequence, item.head, key);
+    if (!keys) break;
+    count = std::min({kStepKeys, range.end - key, a.block_size - key % a.block_size});
+    step(keys, key, count, row_ahead<T>(a, shared, range, next, key + kKeysAhead));
   }
   for (int64_t g = 0; g < a.group; ++g) {
     partial[2 * g] = running[g].most;
@@ -241,10 +260,16 @@ inline size_t rows_path_bytes(const Attention& a) {
 }
 
 template <class T>
-void attend_row(const Attention& a, Shared& shared, const AttentionItem& item, float* scratch) {
+void attend_row(const Attention& a, Shared& shared, int64_t task, float* scratch) {
+  const AttentionItem& item = shared.items[task];
+  const int64_t later = task + shared.threads;
+  KeyRange next;
+  const bool more = later < static_cast<int64_t>(shared.items.size());
+  if (more) next = KeyRange::of(a, shared.items[later]);
   float* partials = reinterpret_cast<float*>(shared.partials.data()) +
                     static_cast<int64_t>(item.slot) * a.partial_floats();
-  attend_part<T>(a, shared, item, scratch, partials + item.part * a.partial_floats());
+  attend_part<T>(a, shared, item, more ? &next : nullptr, scratch,
+                 partials + item.part * a.partial_floats());
   // Whoever finishes last combines.
   const int done = shared.finished[item.slot].fetch_add(1, std::memory_order_acq_rel) + 1;
   if (done == item.parts) combine_parts<T>(a, item, partials, scratch);
