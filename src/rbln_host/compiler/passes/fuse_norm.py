@@ -41,8 +41,10 @@ def fuse_norm(captured: Captured) -> Captured:
 
 def _written_out(editor: Editor, command: Command) -> Sequence[Command] | None:
     fused = None
-    if command.operator in {"aten::mul", "aten::div"}:
+    if command.operator == "aten::mul":
         fused = _normed(editor, command) or _weighted(editor, command)
+    elif command.operator == "aten::div":
+        fused = _normed(editor, command)
     elif (command.operator, command.overload) == ("aten::to", "dtype"):
         fused = _narrowed(editor, command)
     return None if fused is None else [fused]
@@ -143,12 +145,11 @@ def _is_sum(editor: Editor, command: Command) -> bool:
     one, other = (editor.tensor(argument) for argument in command.args)
     if one is None or other is None or one.dtype not in FLOATS:
         return False
-    return one.shape == other.shape and one.dtype == other.dtype and one.dim() > 0
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _norms(editor: Editor, norm: Command, total: str) -> bool:
     """Whether it is the norm of this value with a weight that is there from the start."""
-    if norm.operator != "rbln::rms_norm" or ref(norm.args[0]) != total or not norm.outputs[0]:
+    if norm.operator != "rbln::rms_norm" or ref(norm.args[0]) != total:
         return False
-    weight = norm.args[1]
-    return (weight is None or editor.weight(weight) is not None) and ref(weight) != total
+    return norm.args[1] is None or editor.weight(norm.args[1]) is not None

@@ -140,14 +140,62 @@ def test_a_scale_for_each_row_is_no_weight() -> None:
     assert operators_left(b, "out") == ["normed = rbln::rms_norm(x, None, 1e-05, 0)"]
 
 
+def test_a_norm_divided_by_a_value_stays() -> None:
+    b = build(torch.float32)
+    normed(b, wide=False)
+    b("out = div.Tensor", "normed", "w")
+    assert operators_left(b, "out") == ["normed = rbln::rms_norm(x, None, 1e-05, 0)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "inner", "result"),
+    [
+        (torch.bfloat16, torch.float32, torch.float16),
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float64, torch.float32, torch.float64),
+    ],
+)
+def test_a_cast_to_another_dtype_than_before_the_norm_stays(
+    given: torch.dtype, inner: torch.dtype, result: torch.dtype
+) -> None:
+    b = build(given)
+    b("h = to.dtype", "x", inner)
+    b("n = rbln::rms_norm", "h", None, 1e-5, 0)
+    b("out = to.dtype", "n", result)
+    before = b.captured("out")
+    assert text(fuse_norm(before)) == text(before)
+
+
+def test_doubles_stay() -> None:
+    b = build(torch.float64)
+    normed(b, wide=False)
+    b("total = add.Tensor", "x", "y")
+    b("n = rbln::rms_norm", "total", None, 1e-5, 0)
+    before = b.captured("normed", "n")
+    assert text(fuse_norm(before)) == text(before)
+
+
+@pytest.mark.parametrize("place", [2, 6])
+def test_nothing_is_fused_across_a_write(place: int) -> None:
+    b = build(torch.bfloat16)
+    normed(b)
+    b("out = to.dtype", "normed", torch.bfloat16)
+    b("_ = mul_.Tensor", "x" if place == 6 else "h", 2.0)
+    b.commands.insert(place, b.commands.pop())
+    before = b.captured("out")
+    after = fuse_norm(before)
+    assert not any("rms_norm(x" in line for line in text(after))
+    b.assert_same(before, after, 1.6e-2)
+
+
 @pytest.mark.parametrize(
     ("exponent", "axes", "keep"), [(3, [-1], True), (2, [0], True), (2, [-1, -2], True)]
 )
 def test_other_means_are_no_norm(exponent: int, axes: list[int], *, keep: bool) -> None:
     b = build(torch.float32)
-    b("s = pow.Tensor_Scalar", "x", exponent)
-    b("a = abs", "s")
-    b("m = mean.dim", "a" if exponent == 3 else "s", axes, keep)
+    b("p = abs", "x")
+    b("s = pow.Tensor_Scalar", "p" if exponent == 3 else "x", exponent)
+    b("m = mean.dim", "s", axes, keep)
     b("e = add.Tensor", "m", 1e-5)
     b("r = rsqrt", "e")
     b("out = mul.Tensor", "x", "r")
@@ -216,6 +264,14 @@ class TestSums:
         b("total = add.Tensor", "x", other)
         b("n = rbln::rms_norm", "total", None, 1e-5, 0)
         before = b.captured("n")
+        assert text(fuse_norm(before)) == text(before)
+
+    def test_a_norm_of_another_kind_stays(self) -> None:
+        b = build(torch.float32)
+        b("total = add.Tensor", "x", "y")
+        b("n = rbln::layer_norm", "total", "w", None, 1e-5)
+        b("m = rbln::rms_norm", "n", "w", 1e-5, 0)
+        before = b.captured("m")
         assert text(fuse_norm(before)) == text(before)
 
     def test_a_scaled_sum_stays(self) -> None:
