@@ -267,6 +267,14 @@ class TestErrors:
         with pytest.raises(ArtifactError, match="weight 'gone'"):
             native(Captured(missing, {}), runtime)
 
+    def test_more_memory_than_there_is(self, runtime: NativeRuntime) -> None:
+        large = call("expand", "x", (1 << 30, 1 << 20), out="e", overload="default")
+        copied = call("exp", "e", out="c", overload="default")
+        spec = TensorSpec((1,), torch.float32)
+        graph = Graph("p", {"x": spec}, {}, (large, copied), ("c",))
+        with pytest.raises(MemoryError, match="programs need 4294967296 MiB"):
+            native(Captured(graph, {}), runtime)
+
     def test_an_instruction_set_that_is_not_there(self) -> None:
         with pytest.raises(ExecutorError, match=r"'sse' was asked for .* this CPU has portable"):
             start_runtime(ExecutorOptions(isa="sse"))

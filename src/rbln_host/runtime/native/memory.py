@@ -66,5 +66,11 @@ def view_of(operand: Operand, memory: Tensor) -> Tensor:
 
 
 def new_memory(nbytes: int) -> Tensor:
-    """Uninitialised bytes; torch aligns them to cache lines."""
-    return torch.empty(nbytes, dtype=torch.uint8)
+    """Uninitialised bytes; torch aligns them to cache lines. MemoryError when there are none."""
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise MemoryError(
+            f"programs need {nbytes / (1 << 20):.0f} MiB for their values, which this machine has "
+            "not: lower --max-num-batched-tokens, or give it more memory"
+        ) from error
