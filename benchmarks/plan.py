@@ -57,7 +57,7 @@ def full(rounds: int) -> Plan:
             DecodeStep(1, tokens_out=48),
             DecodeStep(8, tokens_out=48),
             ContextStep(128),
-            ContextStep(4096),
+            ContextStep(2048),
         ),
         concurrency=(1, 8, 32),
         requests_per_place=4,

@@ -40,9 +40,12 @@ class Row:
         return statistics.median(values) if values else None
 
     def ratios(self, peer: str) -> list[float]:
-        """How many times better ours is than a peer, in each round that has both."""
+        """How many times better ours is than a peer, in each round that has both.
+
+        A disturbed round can give a time below zero, of which no ratio says anything.
+        """
         pairs = zip(self.samples.get(OURS, ()), self.samples.get(peer, ()), strict=False)
-        found = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+        found = [(a, b) for a, b in pairs if a is not None and b is not None and min(a, b) > 0]
         if self.higher_is_better:
             return [ours / theirs for ours, theirs in found]
         return [theirs / ours for ours, theirs in found]
@@ -55,7 +58,7 @@ class Row:
     def share(self, system: str, limits: Limits) -> float | None:
         """Of the limit, 1 being perfect."""
         value = self.median(system)
-        if not value:
+        if value is None or value <= 0:
             return None
         limit = self.at_limit(limits)
         return value / limit if self.higher_is_better else limit / value

@@ -19,7 +19,8 @@ from benchmarks.paths import LOGS, ROOT
 from benchmarks.systems import OURS, System
 from scripts.server_process import LOCALHOST, free_port, is_healthy
 
-OUR_PLATFORM = "Platform plugin rbln is activated"
+# What our platform logs at every start, and no other does.
+OUR_PLATFORM = "RBLN config:"
 
 
 class Server:

@@ -210,6 +210,12 @@ class TestReport:
         assert self.row.median("vllm_cpu") is None
         assert self.row.ratios("openvino") == [3, 1]
 
+    def test_a_time_below_zero_has_no_ratio_and_no_share(self) -> None:
+        row = report.Row("step", False, Work(1, 1, 1), {"ours": [-2, 4], "openvino": [6, 8]})
+        assert row.ratios("openvino") == [2]
+        below = report.Row("step", False, Work(1, 1, 1), {"ours": [-2]})
+        assert below.share("ours", LIMITS) is None
+
     def test_rates_turn_ratios_and_shares_round(self) -> None:
         rate = report.Row("rate", True, Work(80e9, 1, 1000), {"ours": [500.0], "openvino": [250.0]})
         assert rate.ratios("openvino") == [2]
