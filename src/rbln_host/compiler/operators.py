@@ -45,6 +45,7 @@ def resolve(operator: str, overload: str) -> Any:
     return function
 
 
+@cache
 def refusal(function: Any) -> str | None:
     """Why a program may not use this operator, or None when it may."""
     schema = function._schema

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rbln_host.compiler.answers import Answers
 from rbln_host.errors import CaptureError
 
 _DATA_GETTER = Tensor.data.__get__  # type: ignore[attr-defined]
@@ -64,6 +65,7 @@ class Recorder:
     ) -> None:
         self._module = module
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._answers = Answers(self._mode)
         self.fakes = {own: self._mode.from_tensor(weights[own]) for own in set(names.values())}
         """Fake of each weight, by the one name of ``names``."""
         self._fake_of = {id(weights[name]): self.fakes[own] for name, own in names.items()}
@@ -75,7 +77,7 @@ class Recorder:
 
         Raises CaptureError for a function that needs them, or fails.
         """
-        noting = _Noting(name)
+        noting = _Noting(name, self._answers)
         try:
             fakes = {key: self._mode.from_tensor(value) for key, value in inputs.items()}
             with self._fake_weights(), _static_trace(), self._mode, noting:
@@ -115,9 +117,9 @@ class _Noting(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, answers: Answers) -> None:
         super().__init__()
-        self._name = name
+        self._name, self._answers = name, answers
         self.calls: list[Call] = []
 
     def __torch_dispatch__(
@@ -128,7 +130,7 @@ class _Noting(TorchDispatchMode):
                 f"program {self._name}: {func} is control flow or calls a graph of its own; a "
                 "program is a straight line of operators on tensors of fixed sizes"
             )
-        result = func(*args, **(kwargs or {}))
+        result = self._answers.call(func, args, kwargs or {})
         self.calls.append(Call(func, args, kwargs or {}, result))
         return result
 
@@ -139,16 +141,16 @@ def _static_trace() -> Iterator[None]:
 
     In inference mode composite operators (``linear``) arrive whole.
     """
-    with torch.inference_mode(), _compiling_state_context(), _DetachData():
+    with torch.inference_mode(), _compiling_state_context(), _SeenData():
         yield
 
 
-class _DetachData(TorchFunctionMode):
-    """``tensor.data`` hides a tensor from the recorder; it is read as ``tensor.detach()``."""
+class _SeenData(TorchFunctionMode):
+    """``tensor.data`` hides a tensor from the recorder; where nothing has gradients it is one."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func == _DATA_GETTER:
-            return args[0].detach()
+            return args[0]
         return func(*args, **(kwargs or {}))
