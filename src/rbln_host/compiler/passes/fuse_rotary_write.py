@@ -51,9 +51,8 @@ def _query(editor: Editor, rotations: Sequence[Command], key: Command) -> Comman
     """The latest rotation like the key's that is read after this place only."""
     for rotation in reversed(rotations):
         name = str(rotation.outputs[0])
-        if rotation.outputs == key.outputs or rotation.args[1:] != key.args[1:]:
-            continue
+        alike = rotation.args[1:] == key.args[1:]
         later = all(place > editor.place for place in editor.facts.readers[name])
-        if later and editor.is_stable(*rotation.args, *key.args):
+        if alike and later and editor.is_stable(*rotation.args, *key.args):
             return rotation
     return None

@@ -11,7 +11,7 @@ from rbln_host.compiler.passes.rewrite import Editor
 def joined(editor: Editor, first: Argument, rest: Argument) -> str | None:
     """The value whose last axis is ``first`` and then ``rest``, or None."""
     one, other = editor.tensor(first), editor.tensor(rest)
-    if one is None or other is None or not one.dim() or one.shape[:-1] != other.shape[:-1]:
+    if one is None or other is None or not one.dim() or not other.dim():
         return None
     size = one.shape[-1]
     for name in _common_sources(editor, first, rest):
@@ -29,13 +29,15 @@ def joined(editor: Editor, first: Argument, rest: Argument) -> str | None:
 
 def halves(editor: Editor, first: Argument, second: Argument) -> str | None:
     """The same, where both are as large."""
-    return joined(editor, first, second) if _alike(editor, first, second) else None
+    one, other = editor.tensor(first), editor.tensor(second)
+    alike = one is not None and other is not None and one.shape == other.shape
+    return joined(editor, first, second) if alike else None
 
 
 def interleaved(editor: Editor, first: Argument, second: Argument) -> str | None:
     """The value whose last axis takes turns between ``first`` and ``second``, or None."""
     one, other = editor.tensor(first), editor.tensor(second)
-    if one is None or other is None or not _alike(editor, first, second):
+    if one is None or other is None or not one.dim():
         return None
     for name in _common_sources(editor, first, second):
         whole = editor.facts.tensors[name]
@@ -48,11 +50,6 @@ def interleaved(editor: Editor, first: Argument, second: Argument) -> str | None
         ):
             return name
     return None
-
-
-def _alike(editor: Editor, first: Argument, second: Argument) -> bool:
-    one, other = editor.tensor(first), editor.tensor(second)
-    return one is not None and other is not None and one.dim() > 0 and one.shape == other.shape
 
 
 def _common_sources(editor: Editor, first: Argument, second: Argument) -> Iterator[str]:

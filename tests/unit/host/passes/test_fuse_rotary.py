@@ -12,9 +12,9 @@ POSITIONS = torch.tensor([2, 0, 7])
 ROUND_ONCE = {torch.float32: 1e-6, torch.bfloat16: 1.6e-2}
 
 
-def build(dtype: torch.dtype = torch.float32, *, size: int = 8, table: int = 8) -> Build:
-    b = Build(dtype, x=(3, 2, size), y=(3, 2, size), positions=POSITIONS)
-    b.weight("table", 9, table)
+def build(dtype: torch.dtype = torch.float32, *, size: int = 8) -> Build:
+    b = Build(dtype, x=(3, 2, size), y=(3, 2, size), z=(3, 3, 2, 8), positions=POSITIONS)
+    b.weight("table", 9, 8)
     b("rows = index_select", "table", 0, "positions")
     b("cos, sin = chunk", "rows", 2, -1)
     b("c = unsqueeze", "cos", -2)
@@ -157,6 +157,64 @@ def test_a_table_of_another_dtype() -> None:
     b("s = unsqueeze", "sin", -2)
     turn(b, "q", "x")
     left_alone(b, "q")
+
+
+@pytest.mark.parametrize(
+    ("columns", "axis", "positions"),
+    [
+        (2, 0, POSITIONS),  # one angle for all features
+        (8, 0, POSITIONS[:1]),  # one position for all tokens
+        (8, 1, torch.tensor([2, 0, 7, 1, 3, 4, 5, 6])),  # columns in another order
+    ],
+)
+def test_other_lookups(columns: int, axis: int, positions: torch.Tensor) -> None:
+    b = Build(x=(3, 2, 8), positions=positions)
+    b.weight("table", 9 if axis == 0 else 3, columns)
+    b("rows = index_select", "table", axis, "positions")
+    b("cos, sin = chunk", "rows", 2, -1)
+    b("c = unsqueeze", "cos", -2)
+    b("s = unsqueeze", "sin", -2)
+    turn(b, "q", "x")
+    left_alone(b, "q")
+
+
+def test_features_joined_behind_something_else() -> None:
+    b = build(size=12)
+    b("part = slice.Tensor", "x", 2, 0, 8)
+    b("rest = slice.Tensor", "x", 2, 8, END)
+    b("r = rbln::rms_norm", "part", None, 1e-6, 0)
+    b("q = cat", ["r", "rest"], -1)
+    left_alone(b, "q")
+
+
+def test_doubles() -> None:
+    b = build(torch.float64)
+    turn(b, "q", "x")
+    left_alone(b, "q")
+
+
+def test_rows_for_more_than_tokens() -> None:
+    """The angles are those of the second axis here."""
+    b = build()
+    turn(b, "q", "z")
+    left_alone(b, "q")
+
+
+def test_pairs_put_together_in_another_way() -> None:
+    b = build()
+    turn(b, "q", "x", neox=False)
+    b("other = cat", ["q5", "q8"], -1)
+    b("flat = view", "other", [3, 2, 8])
+    b.commands = [c for c in b.commands if c.outputs not in {("q9",), ("q",)}]
+    left_alone(b, "flat")
+
+
+def test_pairs_put_into_another_shape() -> None:
+    b = build()
+    turn(b, "q", "x", neox=False)
+    b("flat = reshape", "q9", [3, 16])
+    b.commands = [c for c in b.commands if c.outputs != ("q",)]
+    left_alone(b, "flat")
 
 
 def test_a_value_that_is_written_to() -> None:

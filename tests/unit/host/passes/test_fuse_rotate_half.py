@@ -129,15 +129,73 @@ def test_angles_scaled_by_a_value() -> None:
     left_alone(b, "r")
 
 
-def test_several_sequences() -> None:
-    b = Build(q=(2, 3, 2, 8), angles=torch.rand(2, 3, 4))
+def angles(b: Build, name: str, source: str) -> None:
+    b(f"{name}0 = cat", [source, source], -1)
+    b(f"{name}1 = {name}", f"{name}0")
+    b(f"{name[0]} = unsqueeze", f"{name}1", 1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "cosines", "sines"),
+    [
+        (2, (2, 3, 4), (2, 3, 4)),  # several sequences
+        (2, (1, 3, 4), (1, 3, 4)),  # several sequences, at the same positions
+        (1, (1, 1, 4), (1, 3, 4)),  # all tokens at one position, for cosines
+        (1, (1, 3, 4), (1, 1, 4)),
+    ],
+)
+def test_angles_for_more_than_each_token(
+    batch: int, cosines: tuple[int, ...], sines: tuple[int, ...]
+) -> None:
+    b = Build(q=(batch, 3, 2, 8), a=cosines, o=sines)
     b("x = transpose.int", "q", 1, 2)
-    b("twice = cat", ["angles", "angles"], -1)
-    for name in ("cos", "sin"):
-        b(f"{name}1 = {name}", "twice")
-        b(f"{name[0]} = unsqueeze", f"{name}1", 1)
+    angles(b, "cos", "a")
+    angles(b, "sin", "o")
     turn(b, "r", "x")
     left_alone(b, "r")
+
+
+def test_doubles() -> None:
+    b = Build(torch.float64, q=(1, 3, 2, 8), a=(1, 3, 4))
+    b("x = transpose.int", "q", 1, 2)
+    angles(b, "cos", "a")
+    angles(b, "sin", "a")
+    turn(b, "r", "x")
+    left_alone(b, "r")
+
+
+def test_another_function_than_the_negative() -> None:
+    b = build()
+    b("other = neg", "x")
+    turn(b, "r", "x")
+    at = next(i for i, c in enumerate(b.commands) if c.outputs == ("r4",))
+    b("r4 = abs", "r3")
+    b.commands[at] = b.commands.pop()
+    left_alone(b, "r", "other")
+
+
+def test_a_rotation_that_is_read_elsewhere_too_is_made_once() -> None:
+    b = build(size=12)
+    b("part = slice.Tensor", "x", 3, 0, 8)
+    b("rest = slice.Tensor", "x", 3, 8, END)
+    turn(b, "r", "part")
+    b("out = cat", ["r", "rest"], -1)
+    before = b.captured("out", "r")
+    after = fuse_rotate_half(before)
+    assert text(after)[-1] == "out = cat([r, rest], -1)"
+    assert len([line for line in text(after) if "rotary_embedding" in line]) == 1
+    b.assert_same(before, after, 1e-6)
+
+
+def test_tokens_joined_behind_are_joined_still() -> None:
+    b = build(size=16)
+    b("part, rest = chunk", "x", 2, -1)
+    turn(b, "r", "part")
+    b("out = cat", ["r", "rest"], 2)
+    before = b.captured("out")
+    after = fuse_rotate_half(before)
+    assert text(after)[-1] == "out = cat([r, rest], 2)"
+    b.assert_same(before, after, 1e-6)
 
 
 def test_cosines_of_a_wider_dtype() -> None:
