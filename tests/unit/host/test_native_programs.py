@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole programs on the native executor: equal to the reference, and how they are bound and run."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -19,7 +20,7 @@ from rbln_host.runtime.native.memory import Arena
 from rbln_host.runtime.options import ExecutorOptions
 from rbln_host.runtime.report import explain
 from rbln_host.runtime.weight_store import WeightStore
-from tests.unit.host.native_layer import fused, layer
+from tests.unit.host.native_layer import fused, layer, step_inputs
 from tests.unit.host.programs import call
 from tests.unit.host.random_graphs import ROWS, WIDTH, graphs
 
@@ -96,6 +97,44 @@ class TestAgreesWithTheReference:
         for _ in range(2):
             for one, other in zip(program.run(inputs), expected, strict=True):
                 assert torch.equal(one, other)
+
+
+class TestRowsAreIndependent:
+    """Bit for bit: a row's result is the same in every program, whatever its neighbours are."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_of_the_size_of_the_program(self, dtype: torch.dtype, runtime: NativeRuntime) -> None:
+        weights = layer(11, dtype).captured.weights
+        longest = self._logits(11, dtype, weights, runtime)
+        for tokens in (1, 2, 5, 8):
+            found = self._logits(tokens, dtype, weights, runtime)
+            assert torch.equal(found, longest[:tokens])
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_of_padding(self, dtype: torch.dtype, runtime: NativeRuntime) -> None:
+        weights = layer(8, dtype).captured.weights
+        expected = self._logits(5, dtype, weights, runtime)
+        padded = step_inputs(8, dtype)
+        for name, value in {"%ids": 0, "%positions": 0, "%slots": -1, "%query_pos": -1}.items():
+            padded[name][5:] = value
+        pool = padded["%kv"].fill_(float("nan"))
+        found = self._logits(8, dtype, weights, runtime, padded)
+        assert torch.equal(found[:5], expected)
+        written = (~pool.isnan()).any(dim=3).any(dim=1)
+        assert written.nonzero().tolist() == [[1, 0], [4, 0], [4, 1], [4, 2], [4, 3]]
+
+    def _logits(
+        self,
+        tokens: int,
+        dtype: torch.dtype,
+        weights: Mapping[str, Tensor],
+        runtime: NativeRuntime,
+        inputs: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        captured = Captured(layer(tokens, dtype).captured.graph, weights)
+        given = step_inputs(tokens, dtype) if inputs is None else inputs
+        runtime.arena.memory.fill_(255)  # NaN
+        return native(captured, runtime).run(given)[0].clone()
 
 
 class Refusing:
