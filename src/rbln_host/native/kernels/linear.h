@@ -27,7 +27,7 @@ struct LinearShape {
   }
 };
 
-constexpr int64_t kTaskBytes = 96 * 1024;  // weights a task reads: some microseconds of bandwidth
+constexpr int64_t kTaskBytes = 256 * 1024;  // weights a task reads: some microseconds of bandwidth
 
 // The number of groups per task depends on the shape alone: results never do, but a plan that is the
 // same for every number of threads is easier to reason about.
@@ -93,18 +93,29 @@ RBLN_INLINE void finish_gated(const Call& call, const float* gate, const float* 
   }
 }
 
-// Computes NR groups (of a gated linear: NR / 2 gates and their ups) from `group` on, for all rows.
-template <class T, int NR, int MR>
-void linear_columns(const Call& call, const LinearShape& s, int64_t group, float* scratch) {
-  const Operand &x = call[0], &w = call[1];
-  float* c = scratch;
-  float* row_buffer = scratch + kWideRows * 64;
-  const int64_t stride = group_elements<T>(s.k);
+// The packed columns of NR groups from `group` on; of a gated linear NR / 2 gates, then their ups.
+template <class T, int NR>
+RBLN_INLINE Groups<NR> groups_from(const Call& call, const LinearShape& s, int64_t group) {
   Groups<NR> groups;
   for (int n = 0; n < NR; ++n) {
-    const int64_t half = n >= NR / 2 ? s.groups - NR / 2 : 0;
-    groups.start[n] = w.as<T>() + (group + n + (s.gated ? half : 0)) * stride;
+    const int64_t half = s.gated && n >= NR / 2 ? s.groups - NR / 2 : 0;
+    groups.start[n] = call[1].as<T>() + (group + n + half) * group_elements<T>(s.k);
   }
+  return groups;
+}
+
+// Computes NR groups from `group` on, for all rows. While later rows are computed, which find the
+// weights in the cache, the weights of the group after are fetched, if it is before `end`.
+template <class T, int NR, int MR>
+void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64_t end,
+                    float* scratch) {
+  const Operand& x = call[0];
+  float* c = scratch;
+  float* row_buffer = scratch + kWideRows * 64;
+  const Groups<NR> groups = groups_from<T, NR>(call, s, group);
+  const int64_t after = group + NR / (s.gated ? 2 : 1);
+  const Groups<NR> later = groups_from<T, NR>(call, s, after < end ? after : group);
+  int fetched = after < end ? 0 : NR;
   const int64_t blocks = (s.rows + MR - 1) / MR;
   const int64_t block = (s.rows + blocks - 1) / blocks;
   for (int64_t row = 0; row < s.rows; row += block) {
@@ -112,7 +123,9 @@ void linear_columns(const Call& call, const LinearShape& s, int64_t group, float
     int64_t ldx;
     const Row<T>* rows_x =
         as_rows(x.as<T>() + row * x.stride[0], x.stride[0], rows, s.k, row_buffer, &ldx);
-    tile_rows<T, NR, MR>(rows, rows_x, ldx, groups, s.k, c, NR * kLanes, false);
+    const void* ahead = row > 0 && fetched < NR ? later.start[fetched++] : nullptr;
+    tile_rows<T, NR, MR>(rows, rows_x, ldx, groups, s.k, c, NR * kLanes, false,
+                         static_cast<const char*>(ahead));
     if (s.gated) {
       for (int n = 0; n < NR / 2; ++n) {
         finish_gated<T>(call, c + n * kLanes, c + (n + NR / 2) * kLanes, NR * kLanes, rows, row,
@@ -136,13 +149,13 @@ void linear_task(const Call& call, int64_t task, float* scratch) {
   if (s.rows <= kSlimRows) {
     constexpr int kStep = kSlimGroups;
     for (; group + kStep / per_group <= end; group += kStep / per_group) {
-      linear_columns<T, kStep, kSlimRows>(call, s, group, scratch);
+      linear_columns<T, kStep, kSlimRows>(call, s, group, end, scratch);
     }
   }
   for (; group + 2 / per_group <= end; group += 2 / per_group) {
-    linear_columns<T, 2, kWideRows>(call, s, group, scratch);
+    linear_columns<T, 2, kWideRows>(call, s, group, end, scratch);
   }
-  for (; group < end; ++group) linear_columns<T, 1, kWideRows>(call, s, group, scratch);
+  for (; group < end; ++group) linear_columns<T, 1, kWideRows>(call, s, group, end, scratch);
 }
 
 inline void linear_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {

@@ -66,12 +66,16 @@ RBLN_INLINE Vec dot_pairs(Vec acc, UVec a, UVec b) {
 
 template <int MR, int NR>
 RBLN_INLINE void accumulate(const BFloat16* x, int64_t ldx, const Groups<NR>& groups, int64_t k,
-                            Vec (&acc)[MR][NR]) {
+                            Vec (&acc)[MR][NR], const char* ahead) {
+  // Short columns come from the second-level cache in bursts that its prefetcher is too slow for.
+  const int64_t reach = MR > 1 && k <= 1024 ? 1024 : 0;
   const auto step = [&](int64_t pair, auto row_pair) {
     UVec b[NR];
 #pragma GCC unroll 4
     for (int n = 0; n < NR; ++n) {
-      std::memcpy(&b[n], static_cast<const uint32_t*>(groups.start[n]) + pair * 16, 64);
+      const char* at = static_cast<const char*>(groups.start[n]) + pair * 64;
+      std::memcpy(&b[n], at, 64);
+      if (MR > 1) __builtin_prefetch(at + reach);
     }
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m) {
@@ -82,6 +86,7 @@ RBLN_INLINE void accumulate(const BFloat16* x, int64_t ldx, const Groups<NR>& gr
   };
   const int64_t pairs = k / 2;
   for (int64_t pair = 0; pair < pairs; ++pair) {
+    if (ahead) __builtin_prefetch(ahead + pair * 64, 0, 2);
     step(pair, [&](int m) {
       uint32_t two;
       std::memcpy(&two, x + m * ldx + 2 * pair, sizeof(two));
@@ -129,9 +134,10 @@ RBLN_INLINE void accumulate(const float* x, int64_t ldx, const Groups<NR>& group
 }
 
 // c[m][n * 16 + lane] = (add ? c : 0) + x[m] . column (n, lane); ldc floats between rows of c.
+// `ahead` is a group of columns that is needed soon, or null.
 template <class T, int MR, int NR>
 void tile(const Row<T>* x, int64_t ldx, const Groups<NR>& groups, int64_t k, float* c, int64_t ldc,
-          bool add) {
+          bool add, const char* ahead) {
   Vec acc[MR][NR];
 #pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) {
@@ -141,7 +147,7 @@ void tile(const Row<T>* x, int64_t ldx, const Groups<NR>& groups, int64_t k, flo
   if constexpr (std::is_same_v<Row<T>, float>) {
     accumulate<T, MR, NR>(x, ldx, groups, k, acc);
   } else {
-    accumulate<MR, NR>(x, ldx, groups, k, acc);
+    accumulate<MR, NR>(x, ldx, groups, k, acc, ahead);
   }
 #pragma GCC unroll 12
   for (int m = 0; m < MR; ++m) {
@@ -153,11 +159,12 @@ void tile(const Row<T>* x, int64_t ldx, const Groups<NR>& groups, int64_t k, flo
 // The same for a number of rows known at run time, at most MR.
 template <class T, int NR, int MR>
 RBLN_INLINE void tile_rows(int rows, const Row<T>* x, int64_t ldx, const Groups<NR>& groups,
-                           int64_t k, float* c, int64_t ldc, bool add) {
+                           int64_t k, float* c, int64_t ldc, bool add,
+                           const char* ahead = nullptr) {
   if constexpr (MR > 1) {
-    if (rows < MR) return tile_rows<T, NR, MR - 1>(rows, x, ldx, groups, k, c, ldc, add);
+    if (rows < MR) return tile_rows<T, NR, MR - 1>(rows, x, ldx, groups, k, c, ldc, add, ahead);
   }
-  tile<T, MR, NR>(x, ldx, groups, k, c, ldc, add);
+  tile<T, MR, NR>(x, ldx, groups, k, c, ldc, add, ahead);
 }
 
 // Rows of `x` as the micro-kernel wants them: themselves, or converted to floats in `buffer`.
