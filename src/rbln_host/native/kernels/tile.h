@@ -68,14 +68,14 @@ template <int MR, int NR>
 RBLN_INLINE void accumulate(const BFloat16* x, int64_t ldx, const Groups<NR>& groups, int64_t k,
                             Vec (&acc)[MR][NR], const char* ahead) {
   // Short columns come from the second-level cache in bursts that its prefetcher is too slow for.
-  const int64_t reach = MR > 1 && k <= 1024 ? 1024 : 0;
+  const bool bursts = MR > 1 && k <= 1024;
   const auto step = [&](int64_t pair, auto row_pair) {
     UVec b[NR];
 #pragma GCC unroll 4
     for (int n = 0; n < NR; ++n) {
       const char* at = static_cast<const char*>(groups.start[n]) + pair * 64;
       std::memcpy(&b[n], at, 64);
-      if (MR > 1) __builtin_prefetch(at + reach);
+      if (bursts) __builtin_prefetch(at + 1024);
     }
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m) {
