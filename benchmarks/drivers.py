@@ -62,7 +62,7 @@ class Driver:
             self.about = {
                 **ready,
                 "ready_seconds": time.perf_counter() - began,
-                "memory_mib": group_memory_mib(self._process.pid),
+                "memory_mib": self.memory_mib(),
             }
         except BaseException:
             self._end()
@@ -98,6 +98,10 @@ class Driver:
         answer: dict[str, Any] = json.loads(self._read_line(limit))
         self._signal(signal.SIGSTOP)
         return answer
+
+    def memory_mib(self) -> int:
+        """Memory of all its processes now, see `group_memory_mib`."""
+        return group_memory_mib(self._running().pid)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -53,6 +53,10 @@ class Session:
         """What each engine told at its start."""
         return {name: driver.about for name, driver in self.drivers.items()}
 
+    def memory_mib(self) -> dict[str, int]:
+        """Memory of each engine that is alive, now."""
+        return {name: driver.memory_mib() for name, driver in self.drivers.items()}
+
     def value(self, name: str, take: Callable[[Driver], float]) -> float | None:
         """A figure of one engine, or None when it fails now or has failed before."""
         if name not in self.drivers:

@@ -112,7 +112,8 @@ def comparison(section: Json, limits: Limits | None) -> str:
     for row in rows_of(section).values():
         limit = number(row.at_limit(limits)) if limits else "-"
         table.append([row.label, limit, *(_cell(row, name, limits) for name in systems)])
-    return markdown_table(header, table)
+    memory = [number(section["memory_mib"].get(name)) for name in systems]
+    return markdown_table(header, [*table, ["memory after that (MiB)", "-", *memory]])
 
 
 def _cell(row: Row, system: str, limits: Limits | None) -> str:

@@ -103,11 +103,13 @@ class Bench:
         with session.started(self._drivers(model, sizes, names)):
             about = session.about()
             taken = take_rounds(session, probes, rounds, self.limits)
+            memory = session.memory_mib()
         return {
             "model": model.name,
             "shape": asdict(shape),
             "sizes": asdict(sizes),
             "systems": about,
+            "memory_mib": memory,
             "probes": [describe(probe, shape) for probe in probes],
             **asdict(taken),
         }

@@ -145,6 +145,9 @@ class FakeDriver(FakeEngine):
     def __exit__(self, *_: object) -> None:
         self.ended = True
 
+    def memory_mib(self) -> int:
+        return 7
+
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         self._left -= 1
         if self._left < 0:
@@ -198,6 +201,7 @@ def section(samples: dict[str, Any], probes: list[Any]) -> dict[str, Any]:
         "probes": [describe(probe, shape) for probe in probes],
         "samples": samples,
         "systems": {name: {} for name in next(iter(samples.values()))},
+        "memory_mib": {"ours": 1500},
         "limits": [{"read_gb_s": 80, "matrix_gflop_s": 900, "matrix_kind": "bf16"}],
     }
 
@@ -233,11 +237,12 @@ class TestReport:
             "| --- | --- | --- | --- |",
             "| decode step, batch 1 (ms) | 3.42 | **6.00** (57 % of limit) "
             "| 12.0 (2.00x; 2.0 to 2.0) |",
+            "| memory after that (MiB) | - | 1,500 | - |",
         ]
 
     def test_comparison_without_limits_or_ours(self) -> None:
         data = section({"decode_b1": {"ours": [None], "openvino": [10.0]}}, [DecodeStep(1)])
-        assert report.comparison(data, None).splitlines()[-1] == (
+        assert report.comparison(data, None).splitlines()[-2] == (
             "| decode step, batch 1 (ms) | - | **-** (- of limit) | 10.0 |"
         )
 
