@@ -167,6 +167,16 @@ def test_pieces_of_no_size_go() -> None:
     b.assert_same(before, after)
 
 
+def test_a_piece_of_no_size_that_widens_the_dtype_stays() -> None:
+    b = Build(torch.bfloat16, x=(2, 4), wide=torch.ones(2, 4))
+    b("rest = slice.Tensor", "wide", 1, 4, 4)
+    b("a = neg", "x")
+    b("out = cat", ["a", "rest"], 1)
+    before = b.captured("out")
+    after = canonicalise(before)
+    assert text(after) == text(before)
+
+
 def test_copies_that_change_nothing_go() -> None:
     b = Build(x=(2, 6))
     b("a = neg", "x")

@@ -102,9 +102,17 @@ def _of_a_row(b: Build) -> None:
     b("filled = copy_", "buffer", "row")
 
 
+def _of_a_turned_target(b: Build) -> None:
+    b("attended = relu", "x")
+    b("buffer = empty.memory_format", [3, 2, 4], dtype=b.dtype)
+    b("target = transpose.int", "buffer", 0, 1)
+    b("_ = copy_", "target", "attended")
+    b("filled = neg", "buffer")
+
+
 LEFT: list[Callable[[Build], None]] = [
     *(_of_an_input, _written_to_later, _filled_twice, _filled_in_part, _of_another_dtype),
-    *(_of_a_source_that_changes, _of_a_turned_source, _of_a_row),
+    *(_of_a_source_that_changes, _of_a_turned_source, _of_a_turned_target, _of_a_row),
 ]
 
 
@@ -117,6 +125,21 @@ def test_a_copy_stays(make: Callable[[Build], None]) -> None:
     assert any("copy_" in line for line in text(after))
     assert any("empty" in line for line in text(after))
     b.assert_same(before, after)
+
+
+def test_a_buffer_that_something_else_fills_stays() -> None:
+    b = Build(x=(2, 3, 4))
+    b("buffer = empty.memory_format", [2, 3, 4], dtype=b.dtype)
+    b("_ = atan2_", "buffer", "x")
+    b("other = empty.memory_format", [2, 3, 4], dtype=b.dtype)
+    b("attended = relu", "x")
+    b("filled = copy_", "other", "attended")
+    after = drop_buffers(b.captured("buffer", "filled"))
+    assert [line for line in text(after) if "buffer" in line] == [
+        "buffer = empty.memory_format([2, 3, 4], dtype=float32)",
+        "_ = atan2_(buffer, x)",
+    ]
+    assert not any("copy_" in line for line in text(after))
 
 
 def test_a_buffer_that_is_read_before_stays() -> None:

@@ -83,6 +83,17 @@ def test_equal_parts_of_one_value_are_one() -> None:
     assert text(after) == ["a, c = chunk(x, 2, -1)", "out = add.Tensor(c, c)"]
 
 
+def test_a_command_stays_for_its_other_parts() -> None:
+    b = Build(x=(2, 6))
+    b("a = slice.Tensor", "x", 1, 0, 2)
+    b("c, d = split_with_sizes", "x", [2, 4], 1)
+    b("out = cat", ["a", "c", "d"], 1)
+    before = b.captured("out")
+    after = drop_views(before)
+    assert text(after)[-1] == "out = cat([a, a, d], 1)"
+    b.assert_same(before, after)
+
+
 def test_a_write_in_place_stays_and_is_seen() -> None:
     b = Build(x=(2, 6), y=(2, 6))
     b("written = copy_", "x", "y")

@@ -174,6 +174,25 @@ def test_another_function_than_the_negative() -> None:
     left_alone(b, "r", "other")
 
 
+def test_angles_in_another_order() -> None:
+    b = Build(q=(1, 3, 2, 8), a=(1, 3, 4))
+    b("x = transpose.int", "q", 1, 2)
+    angles(b, "sin", "a")
+    b("twice = cat", ["a", "a"], -1)
+    b("other = cumsum", "twice", -1)
+    b("cosines = cos", "other")
+    b("c = unsqueeze", "cosines", 1)
+    turn(b, "r", "x")
+    left_alone(b, "r")
+
+
+def test_a_value_that_is_written_to() -> None:
+    b = build()
+    turn(b, "r", "x")
+    b("_ = mul_.Tensor", "q", 2.0)
+    left_alone(b, "r")
+
+
 def test_a_rotation_that_is_read_elsewhere_too_is_made_once() -> None:
     b = build(size=12)
     b("part = slice.Tensor", "x", 3, 0, 8)

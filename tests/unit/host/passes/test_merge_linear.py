@@ -50,6 +50,19 @@ def test_gate_and_up_whatever_their_order() -> None:
     b.assert_same(before, after, 1e-6)
 
 
+def test_a_third_linear_is_not_merged_with_a_pair() -> None:
+    b = Build(x=(3, 8))
+    for name in ("wg", "wu", "wz"):
+        b.weight(name, 16, 8)
+        b(f"{name[1]} = rbln::linear", "x", name, None, None, "none")
+    b("a = silu", "g")
+    b("out = mul.Tensor", "a", "u")
+    before = b.captured("out", "z")
+    after = merge_linear(before)
+    assert set(after.weights) == {"model.wg|model.wu", "model.wz"}
+    b.assert_same(before, after, 1e-6)
+
+
 def test_a_merged_weight_is_made_once_for_all_programs() -> None:
     made: dict[object, torch.Tensor] = {}
     before = qkv().captured("q", "k", "v")
