@@ -117,14 +117,15 @@ class Bench:
     def _cold_and_warm(self, system: System) -> Iterator[dict[str, Any]]:
         cache = COMPILE_CACHES / f"start-{system.name}"
         shutil.rmtree(cache, ignore_errors=True)
-        for kind in ("cold", "warm"):
-            for driver in self._drivers(self.model, SMALL, [system.name], cache):
-                try:
+        try:
+            for kind in ("cold", "warm"):
+                for driver in self._drivers(self.model, SMALL, [system.name], cache):
                     with driver:
                         yield {"kind": kind, **driver.about}
-                except EngineError as error:
-                    self.notes.add(str(error))
-                    return
+        except EngineError as error:
+            self.notes.add(str(error))
+        finally:
+            shutil.rmtree(cache, ignore_errors=True)
 
     def _drivers(
         self, model: Path, sizes: Sizes, names: Sequence[str], cache: Path | None = None
