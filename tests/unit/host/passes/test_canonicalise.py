@@ -123,13 +123,17 @@ def test_norms() -> None:
     "call",
     [
         ("y = layer_norm", "x", [3, 8]),
-        ("y = layer_norm", "x", [8], "half"),
+        ("y = layer_norm", "x", [8], "wide"),
         ("y = rms_norm", "x", [8]),
+        ("y = rms_norm", "x", [8], "wide", 1e-6),
+        ("y = rms_norm", "x", [3, 8], None, 1e-6),
+        ("y = layer_norm", "double", [8]),
+        ("y = rms_norm", "double", [8], None, 1e-6),
     ],
 )
 def test_norms_of_another_kind_stay(call: tuple[Any, ...]) -> None:
-    b = Build(torch.bfloat16, x=(3, 8))
-    b.weight("half", 8, dtype=torch.float32)
+    b = Build(torch.bfloat16, x=(3, 8), double=torch.rand(3, 8).double())
+    b.weight("wide", 8, dtype=torch.float32)
     b(*call)
     before = b.captured("y")
     assert text(canonicalise(before)) == text(before)
