@@ -9,6 +9,23 @@ from rbln_host import _native
 
 ITEM_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "int64": 8}
 F32, I32, I64 = "float32", "int32", "int64"
+OUTPUTS = {
+    "linear": (4,),
+    "gated_linear": (3,),
+    "gated_activation": (1,),
+    "rms_norm": (2,),
+    "add_rms_norm": (3, 4),
+    "layer_norm": (3,),
+    "rotary": (3,),
+    "rotary_write_kv": (5, 7),
+    "write_kv": (2,),
+    "paged_attention": (6,),
+    "embedding": (2,),
+    "elementwise": (-1,),
+    "copy": (1,),
+    "argmax": (1,),
+}
+"""Which tensors of a command it writes."""
 
 
 @dataclass(frozen=True)

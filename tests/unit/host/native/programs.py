@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rbln_host import _native
+from tests.unit.host.native.commands import OUTPUTS
 
 LEVELS: tuple[str, ...] = tuple(_native.isa_levels())
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -21,24 +22,6 @@ RELATIVE = {torch.float32: 2e-5, torch.float16: 6e-4, torch.bfloat16: 4e-3}
 """One rounding to the dtype of a value computed in fp32."""
 ABSOLUTE = 2e-5
 """Of sums of terms of about 1, in fp32; times a test's own scale."""
-
-OUTPUTS = {
-    "linear": (4,),
-    "gated_linear": (3,),
-    "gated_activation": (1,),
-    "rms_norm": (2,),
-    "add_rms_norm": (3, 4),
-    "layer_norm": (3,),
-    "rotary": (3,),
-    "rotary_write_kv": (5, 7),
-    "write_kv": (2,),
-    "paged_attention": (6,),
-    "embedding": (2,),
-    "elementwise": (-1,),
-    "copy": (1,),
-    "argmax": (1,),
-}
-"""Which tensors of a command it writes."""
 
 
 @dataclass(frozen=True)
