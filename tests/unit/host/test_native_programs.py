@@ -178,6 +178,17 @@ class TestInputs:
         x.set_(torch.full((2, 4), 6.0))
         assert add_one.run({"%x": x})[0].unique().tolist() == [7]
 
+    def test_part_of_a_tensor_is_bound(self, runtime: NativeRuntime) -> None:
+        """By kernels, which get its address, and by what torch runs."""
+        spec = TensorSpec((2, 4), torch.float32)
+        kernel = fused("rbln::elementwise", ("%x",), "i0 c1.0 add", out=("%a",))
+        other = fused("aten::cumsum", "%x", 0, out=("%b",))
+        graph = Graph("p", {"%x": spec}, {}, (kernel, other), ("%a", "%b"))
+        part = torch.arange(16.0).view(4, 4)[1:3]
+        added, summed = native(Captured(graph, {}), runtime).run({"%x": part})
+        assert torch.equal(added, part + 1)
+        assert torch.equal(summed, part.cumsum(0))
+
     def test_other_sizes_of_a_free_axis(self, add_one: NativeProgram) -> None:
         for rows in (3, 1, 8, 0, 3):
             output, _ = add_one.run({"%x": torch.full((rows, 4), float(rows))})
