@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -54,6 +55,7 @@ struct AttentionItem {
 struct Shared {
   std::vector<AttentionItem> items;
   int threads = 1;
+  int64_t tokens = INT64_MAX;  // tokens in use; the rows of others need not be computed
   Scratch partials;
   std::unique_ptr<std::atomic<int>[]> finished;  // partial results so far, per (row, head)
   size_t finished_size = 0;
@@ -65,6 +67,11 @@ struct Shared {
     if (fault.compare_exchange_strong(none, static_cast<int>(kind))) fault_value.store(value);
   }
 };
+
+// How many entries of axis 0, which has `size`, a call must compute.
+inline int64_t in_use(const Call& call, const Shared& shared, int64_t size) {
+  return call.by_token && shared.tokens < size ? shared.tokens : size;
+}
 
 struct Kernel {
   // Number of tasks; called by one thread before the tasks run.

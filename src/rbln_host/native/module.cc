@@ -60,12 +60,12 @@ NB_MODULE(_native, m) {
           "__init__",
           [](rbln::CommandSpec* self, std::string op,
              std::vector<std::optional<rbln::TensorSpec>> tensors,
-             std::map<std::string, double> numbers, std::string text) {
+             std::map<std::string, double> numbers, std::string text, bool by_token) {
             new (self) rbln::CommandSpec{std::move(op), std::move(tensors), std::move(numbers),
-                                         std::move(text)};
+                                         std::move(text), by_token};
           },
           nb::arg("op"), nb::arg("tensors"), nb::arg("numbers") = std::map<std::string, double>{},
-          nb::arg("text") = "");
+          nb::arg("text") = "", nb::arg("by_token") = false);
 
   nb::class_<rbln::Program>(m, "Program", "Checked commands over base regions.")
       .def(
@@ -76,5 +76,6 @@ NB_MODULE(_native, m) {
           },
           nb::arg("commands"), nb::arg("bases"), nb::arg("isa"))
       .def("bind", &rbln::Program::bind, nb::arg("base"), nb::arg("pointer"), nb::arg("size"))
-      .def("run", &rbln::Program::run, nb::arg("pool"), nb::call_guard<nb::gil_scoped_release>());
+      .def("run", &rbln::Program::run, nb::arg("pool"), nb::arg("tokens") = INT64_MAX,
+           nb::call_guard<nb::gil_scoped_release>());
 }

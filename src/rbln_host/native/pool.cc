@@ -86,11 +86,13 @@ void Pool::stop() {
   for (auto& worker : workers_) worker.join();
 }
 
-std::pair<Fault, int64_t> Pool::run(const std::vector<Work>& work, size_t scratch_bytes) {
+std::pair<Fault, int64_t> Pool::run(const std::vector<Work>& work, size_t scratch_bytes,
+                                   int64_t tokens) {
   if (work.empty()) return {Fault::kNone, 0};
   std::lock_guard<std::mutex> lock(one_run_);
   for (auto& scratch : scratch_) scratch.reserve(scratch_bytes + 64);
   shared_.fault.store(0);
+  shared_.tokens = tokens;
   PinnedCaller pinned(cpus_[0], threads() > 1);
   work_ = &work;
   runs_ = (runs_ + 1) & 0xffff;

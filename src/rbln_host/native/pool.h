@@ -36,8 +36,10 @@ class Pool {
   int threads() const { return static_cast<int>(cpus_.size()); }
 
   // Runs the commands in order. `scratch_bytes` is what the largest task needs.
+  // Of calls by token only the first `tokens` rows are computed.
   // Returns the first fault and the value that caused it.
-  std::pair<Fault, int64_t> run(const std::vector<Work>& work, size_t scratch_bytes);
+  std::pair<Fault, int64_t> run(const std::vector<Work>& work, size_t scratch_bytes,
+                                int64_t tokens);
 
  private:
   // A ticket is (run, command, tasks left to take): 16, 16 and 32 bits. Taking a task is a

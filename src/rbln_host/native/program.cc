@@ -101,13 +101,14 @@ void Program::bind(int base, uintptr_t pointer, int64_t size) {
   bound_[base] = true;
 }
 
-void Program::run(Pool& pool) const {
+void Program::run(Pool& pool, int64_t tokens) const {
+  if (tokens < 0) refuse("run", "the number of tokens is negative");
   for (size_t base = 0; base < bound_.size(); ++base) {
     if (!bound_[base] && !uses_[base].empty()) {
       refuse("run", "base " + std::to_string(base) + " is not bound");
     }
   }
-  const auto [fault, value] = pool.run(work_, scratch_bytes_);
+  const auto [fault, value] = pool.run(work_, scratch_bytes_, tokens);
   if (fault == Fault::kMemory) throw std::bad_alloc();
   if (fault != Fault::kNone) throw std::out_of_range(describe(fault, value));
 }

@@ -25,6 +25,7 @@ struct CommandSpec {
   std::vector<std::optional<TensorSpec>> tensors;
   std::map<std::string, double> numbers;
   std::string text;
+  bool by_token = false;
 };
 
 // The call of a command, its operands' addresses not yet set. Throws std::invalid_argument, with the
@@ -39,9 +40,10 @@ class Program {
   // Places base `base` at `pointer`; `size` must not be less than what was declared.
   void bind(int base, uintptr_t pointer, int64_t size);
 
+  // Computes the first `tokens` rows of calls by token; the others' results are undefined.
   // Throws std::out_of_range for an id, position, slot or block outside its table, std::bad_alloc
   // when there is no memory for a plan.
-  void run(Pool& pool) const;
+  void run(Pool& pool, int64_t tokens) const;
 
  private:
   struct Use {

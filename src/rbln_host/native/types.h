@@ -144,6 +144,7 @@ struct Call {
   int64_t rows = 0;   // embedding: rows and width of the table
   int64_t width = 0;
   bool packed = false;
+  bool by_token = false;  // axis 0 of every operand with rows is the program's tokens
   bool neox = true;
   Activation activation = Activation::kNone;
   std::vector<ExpressionStep> expression;

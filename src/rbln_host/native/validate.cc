@@ -403,6 +403,7 @@ Call check(const CommandSpec& spec) {
     if (spec.tensors[i]) call.operands[i] = operand_of(checker, *spec.tensors[i]);
   }
   checker.that(call[0].present, "its first tensor is missing");
+  call.by_token = spec.by_token;
   read_numbers(checker, call);
   if (has_activation(call.op)) {
     const auto activation = parse_activation(spec.text);

@@ -111,10 +111,10 @@ inline Vec evaluate(const Call& call, const int64_t* offsets, int64_t i, int64_t
   return stack[0];
 }
 
-inline void elementwise_run(const Call& call, Shared&, int64_t task, std::byte*) {
+inline void elementwise_run(const Call& call, Shared& shared, int64_t task, std::byte*) {
   const Operand& out = call[call.count - 1];
   const int64_t width = out.last();
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     int64_t offsets[kMaxOperands];
     for (int i = 0; i < call.count; ++i) offsets[i] = call[i].row_offset(row);
     for (int64_t i = 0; i < width; i += kLanes) {
@@ -200,9 +200,9 @@ inline void copy_row(const Operand& x, int64_t from, const Operand& out, int64_t
   convert_elements(x, from, out, to, width);
 }
 
-inline void copy_run(const Call& call, Shared&, int64_t task, std::byte*) {
+inline void copy_run(const Call& call, Shared& shared, int64_t task, std::byte*) {
   const Operand &x = call[0], &out = call[1];
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     copy_row(x, x.row_offset(row), out, out.row_offset(row), out.last());
   });
 }

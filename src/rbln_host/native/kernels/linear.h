@@ -15,11 +15,11 @@ struct LinearShape {
   int64_t rows, k, groups, groups_per_task;
   bool gated;
 
-  static LinearShape of(const Call& call) {
+  static LinearShape of(const Call& call, const Shared& shared) {
     LinearShape s;
     const Operand& x = call[0];
     s.gated = call.op == Op::kGatedLinear;
-    s.rows = x.shape[0];
+    s.rows = in_use(call, shared, x.shape[0]);
     s.k = x.shape[1];
     const int64_t all = call[1].shape[0];
     s.groups = s.gated ? all / 2 : all;
@@ -45,8 +45,8 @@ inline int64_t group_bytes(const Call& call) {
                                            : k * kLanes * size_of(call[0].dtype);
 }
 
-inline int64_t linear_plan(const Call& call, Shared&, int) {
-  const LinearShape s = LinearShape::of(call);
+inline int64_t linear_plan(const Call& call, Shared& shared, int) {
+  const LinearShape s = LinearShape::of(call, shared);
   if (s.rows == 0) return 0;
   const int64_t per_task = groups_per_task(s, group_bytes(call));
   return (s.groups + per_task - 1) / per_task;
@@ -140,8 +140,8 @@ void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64
 }
 
 template <class T>
-void linear_task(const Call& call, int64_t task, float* scratch) {
-  const LinearShape s = LinearShape::of(call);
+void linear_task(const Call& call, const Shared& shared, int64_t task, float* scratch) {
+  const LinearShape s = LinearShape::of(call, shared);
   const int64_t per_task = groups_per_task(s, group_bytes(call));
   int64_t group = task * per_task;
   const int64_t end = std::min(s.groups, group + per_task);
@@ -158,10 +158,10 @@ void linear_task(const Call& call, int64_t task, float* scratch) {
   for (; group < end; ++group) linear_columns<T, 1, kWideRows>(call, s, group, end, scratch);
 }
 
-inline void linear_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+inline void linear_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {
   with_float_type(call[0].dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    linear_task<T>(call, task, reinterpret_cast<float*>(scratch));
+    linear_task<T>(call, shared, task, reinterpret_cast<float*>(scratch));
   });
 }
 

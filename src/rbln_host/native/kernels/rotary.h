@@ -50,15 +50,15 @@ inline int64_t tokens_per_task(const Call& call) {
   return rows_per_task(x.shape[0], x.shape[1] * x.shape[2] * 2);
 }
 
-inline int64_t plan_tokens(const Call& call, Shared&, int) {
+inline int64_t plan_tokens(const Call& call, Shared& shared, int) {
   const int64_t per_task = tokens_per_task(call);
-  return (call[0].shape[0] + per_task - 1) / per_task;
+  return (in_use(call, shared, call[0].shape[0]) + per_task - 1) / per_task;
 }
 
 template <class F>
-RBLN_INLINE void for_tokens(const Call& call, int64_t task, F function) {
+RBLN_INLINE void for_tokens(const Call& call, const Shared& shared, int64_t task, F function) {
   const int64_t per_task = tokens_per_task(call);
-  const int64_t end = std::min(call[0].shape[0], (task + 1) * per_task);
+  const int64_t end = std::min(in_use(call, shared, call[0].shape[0]), (task + 1) * per_task);
   for (int64_t n = task * per_task; n < end; ++n) function(n);
 }
 
@@ -73,7 +73,7 @@ RBLN_INLINE void rotate_heads(const Operand& x, int64_t n, const T* row, int64_t
 
 template <class T>
 void rotary_tokens(const Call& call, Shared& shared, int64_t task) {
-  for_tokens(call, task, [&](int64_t n) {
+  for_tokens(call, shared, task, [&](int64_t n) {
     const T* row = cos_sin_row<T>(call[1], call[2], n, shared);
     if (row) rotate_heads(call[0], n, row, call[2].shape[1], call.neox, call[3]);
   });
@@ -102,7 +102,7 @@ template <class T>
 void write_kv_tokens(const Call& call, Shared& shared, int64_t task) {
   const Operand &key = call[0], &value = call[1], &kv = call[2];
   const int64_t size = key.shape[2];
-  for_tokens(call, task, [&](int64_t n) {
+  for_tokens(call, shared, task, [&](int64_t n) {
     T* place = pool_place<T>(kv, call[3], n, shared);
     if (!place) return;
     for (int64_t head = 0; head < key.shape[1]; ++head, place += kv.stride[1]) {
@@ -125,7 +125,7 @@ template <class T>
 void rotary_write_kv_tokens(const Call& call, Shared& shared, int64_t task) {
   const Operand &query = call[0], &key = call[1], &value = call[2], &kv = call[5];
   const int64_t size = key.shape[2], rotary = call[4].shape[1];
-  for_tokens(call, task, [&](int64_t n) {
+  for_tokens(call, shared, task, [&](int64_t n) {
     const T* row = cos_sin_row<T>(call[3], call[4], n, shared);
     if (!row) return;
     rotate_heads(query, n, row, rotary, call.neox, call[7]);

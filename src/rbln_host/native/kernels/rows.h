@@ -15,9 +15,16 @@ inline int64_t rows_per_task(int64_t rows, int64_t width) {
   return std::min(few, std::max<int64_t>(1, rows));
 }
 
-inline int64_t plan_rows(const Call& call, Shared&, int) {
+// Rows of the output that must be computed.
+inline int64_t rows_in_use(const Call& call, const Shared& shared) {
   const Operand& out = call[call.count - 1];
-  const int64_t rows = out.rows();
+  if (out.ndim < 2 || out.shape[0] == 0) return out.rows();
+  return out.rows() / out.shape[0] * in_use(call, shared, out.shape[0]);
+}
+
+inline int64_t plan_rows(const Call& call, Shared& shared, int) {
+  const Operand& out = call[call.count - 1];
+  const int64_t rows = rows_in_use(call, shared);
   const int64_t per_task = rows_per_task(rows, out.last());
   return (rows + per_task - 1) / per_task;
 }
@@ -26,9 +33,9 @@ inline size_t no_scratch(const Call&) { return 0; }
 
 // Calls `function(row)` for the rows of a task planned by plan_rows.
 template <class F>
-RBLN_INLINE void for_rows(const Call& call, int64_t task, F function) {
+RBLN_INLINE void for_rows(const Call& call, const Shared& shared, int64_t task, F function) {
   const Operand& out = call[call.count - 1];
-  const int64_t rows = out.rows();
+  const int64_t rows = rows_in_use(call, shared);
   const int64_t per_task = rows_per_task(rows, out.last());
   const int64_t end = std::min(rows, (task + 1) * per_task);
   for (int64_t row = task * per_task; row < end; ++row) function(row);
@@ -50,11 +57,11 @@ RBLN_INLINE float mean_square(const float* x, int64_t count) {
 
 // rms_norm: x, weight, out. add_rms_norm: x, residual, weight, out, sum.
 template <class T, bool kAdds>
-void rms_norm_rows(const Call& call, int64_t task, float* row_f32) {
+void rms_norm_rows(const Call& call, const Shared& shared, int64_t task, float* row_f32) {
   const Operand &x = call[0], &weight = call[kAdds ? 2 : 1], &out = call[kAdds ? 3 : 2];
   const int64_t width = x.last();
   const int64_t measured = call.variance_size ? call.variance_size : width;
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     const T* source = x.as<T>() + x.row_offset(row);
     const T* residual = kAdds ? call[1].as<T>() + call[1].row_offset(row) : nullptr;
     T* total = kAdds ? call[4].as<T>() + call[4].row_offset(row) : nullptr;
@@ -77,20 +84,20 @@ void rms_norm_rows(const Call& call, int64_t task, float* row_f32) {
   });
 }
 
-inline void rms_norm_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+inline void rms_norm_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {
   with_float_type(call[0].dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     float* row = reinterpret_cast<float*>(scratch);
-    if (call.op == Op::kAddRmsNorm) return rms_norm_rows<T, true>(call, task, row);
-    rms_norm_rows<T, false>(call, task, row);
+    if (call.op == Op::kAddRmsNorm) return rms_norm_rows<T, true>(call, shared, task, row);
+    rms_norm_rows<T, false>(call, shared, task, row);
   });
 }
 
 template <class T>
-void layer_norm_rows(const Call& call, int64_t task, float* row_f32) {
+void layer_norm_rows(const Call& call, const Shared& shared, int64_t task, float* row_f32) {
   const Operand &x = call[0], &weight = call[1], &bias = call[2], &out = call[3];
   const int64_t width = x.last();
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     const T* source = x.as<T>() + x.row_offset(row);
     T* target = out.as<T>() + out.row_offset(row);
     Vec total{};
@@ -113,18 +120,18 @@ void layer_norm_rows(const Call& call, int64_t task, float* row_f32) {
   });
 }
 
-inline void layer_norm_run(const Call& call, Shared&, int64_t task, std::byte* scratch) {
+inline void layer_norm_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {
   with_float_type(call[0].dtype, [&](auto* type) {
-    layer_norm_rows<std::remove_pointer_t<decltype(type)>>(call, task,
+    layer_norm_rows<std::remove_pointer_t<decltype(type)>>(call, shared, task,
                                                            reinterpret_cast<float*>(scratch));
   });
 }
 
 template <class T>
-void gated_activation_rows(const Call& call, int64_t task) {
+void gated_activation_rows(const Call& call, const Shared& shared, int64_t task) {
   const Operand &x = call[0], &out = call[1];
   const int64_t width = out.last();
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     const T* gate = x.as<T>() + x.row_offset(row);
     T* target = out.as<T>() + out.row_offset(row);
     for_vectors(width, [&](int64_t i, auto lanes) {
@@ -134,9 +141,9 @@ void gated_activation_rows(const Call& call, int64_t task) {
   });
 }
 
-inline void gated_activation_run(const Call& call, Shared&, int64_t task, std::byte*) {
+inline void gated_activation_run(const Call& call, Shared& shared, int64_t task, std::byte*) {
   with_float_type(call[0].dtype, [&](auto* type) {
-    gated_activation_rows<std::remove_pointer_t<decltype(type)>>(call, task);
+    gated_activation_rows<std::remove_pointer_t<decltype(type)>>(call, shared, task);
   });
 }
 
@@ -155,7 +162,7 @@ RBLN_INLINE void unpack_row(const T* table, int64_t id, int64_t width, T* out) {
 template <class T>
 void embedding_rows(const Call& call, Shared& shared, int64_t task) {
   const Operand &table = call[0], &ids = call[1], &out = call[2];
-  for_rows(call, task, [&](int64_t row) {
+  for_rows(call, shared, task, [&](int64_t row) {
     const int64_t id = load_index(ids, row);
     T* target = out.as<T>() + out.row_offset(row);
     if (id < 0 || id >= call.rows) return shared.fail(Fault::kId, id);
@@ -171,7 +178,9 @@ inline void embedding_run(const Call& call, Shared& shared, int64_t task, std::b
 }
 
 // One task per row.
-inline int64_t argmax_plan(const Call& call, Shared&, int) { return call[0].rows(); }
+inline int64_t argmax_plan(const Call& call, Shared& shared, int) {
+  return in_use(call, shared, call[0].shape[0]);
+}
 
 // The first of the largest elements; a NaN counts as larger than everything, as in torch.
 template <class T>
