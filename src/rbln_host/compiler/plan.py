@@ -46,6 +46,11 @@ class Work(StrEnum):
     """Its results are the same in every run."""
     EVERY_RUN = "every_run"
 
+    @property
+    def costs(self) -> bool:
+        """Whether there is something to compute, ever."""
+        return self is not Work.NONE
+
 
 @dataclass(frozen=True)
 class Storage:

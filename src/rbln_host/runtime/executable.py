@@ -12,6 +12,7 @@ from rbln_host.compiler.capture import Captured
 from rbln_host.compiler.graph import Graph
 from rbln_host.compiler.lowering import lowered
 from rbln_host.errors import MissingProgramError
+from rbln_host.runtime.inputs import ALL_TOKENS
 from rbln_host.runtime.interpreter import Interpreter
 from rbln_host.runtime.native import NativeProgram, NativeRuntime, start_runtime
 from rbln_host.runtime.options import Executor, ExecutorOptions
@@ -23,7 +24,9 @@ class LoadedProgram(Protocol):
 
     graph: Graph
 
-    def run(self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def run(
+        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor], tokens: int
+    ) -> tuple[Tensor, ...]:
         """Run once; ``inputs`` go before those that are ``bound``.
 
         Raises ValueError for a missing input or one of another shape or dtype.
@@ -104,6 +107,11 @@ class Executable:
         """Use these tensors for inputs of these names in every later run."""
         self._bound = {**self._bound, **inputs}
 
-    def run(self, name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run a program; outputs in the order the captured module returned them."""
-        return self.load(name).run(inputs, self._bound)
+    def run(
+        self, name: str, inputs: Mapping[str, Tensor], tokens: int = ALL_TOKENS
+    ) -> tuple[Tensor, ...]:
+        """Run a program; outputs in the order the captured module returned them.
+
+        Only the first ``tokens`` rows of outputs are wanted: those of padding may hold anything.
+        """
+        return self.load(name).run(inputs, self._bound, tokens)

@@ -11,6 +11,9 @@ from rbln_host.compiler.graph import Graph
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 """No inputs."""
 
+ALL_TOKENS = (1 << 63) - 1
+"""As a number of tokens: as many as the program has."""
+
 
 def checked_inputs(graph: Graph, inputs: Mapping[str, Tensor]) -> list[Tensor]:
     """The inputs in the program's order, others left out. ValueError when one is missing or of

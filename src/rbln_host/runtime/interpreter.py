@@ -10,7 +10,7 @@ from torch import Tensor
 from rbln_host.compiler.graph import Argument, Command, Graph, Ref
 from rbln_host.compiler.operators import resolve
 from rbln_host.errors import ArtifactError
-from rbln_host.runtime.inputs import NOTHING, checked_inputs
+from rbln_host.runtime.inputs import ALL_TOKENS, NOTHING, checked_inputs
 
 Register = int
 """Index of a value in the executor's value table."""
@@ -37,7 +37,10 @@ class Interpreter:
         self._count = len(self._registers)
 
     def run(
-        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor] = NOTHING
+        self,
+        inputs: Mapping[str, Tensor],
+        bound: Mapping[str, Tensor] = NOTHING,
+        tokens: int = ALL_TOKENS,  # every row is computed
     ) -> tuple[Tensor, ...]:
         """Run once; ``inputs`` go before those that are ``bound``.
 

@@ -31,7 +31,8 @@ class ProgramModel(torch.nn.Module):
         self._store.ensure(key)
         if key not in self._staged:
             self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
-        (hidden_NH,) = self._store.executable.run(key.name, self._staged[key].stage(step))
+        staged = self._staged[key].stage(step)
+        (hidden_NH,) = self._store.executable.run(key.name, staged, step.num_tokens)
         return hidden_NH[: step.num_tokens]
 
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
@@ -53,5 +54,5 @@ class ProgramModel(torch.nn.Module):
         padded_BH = self._rows[key]
         padded_BH[:rows] = rows_BH
         padded_BH[rows:] = 0
-        (logits_BV,) = self._store.executable.run(key.name, {"hidden": padded_BH})
+        (logits_BV,) = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
         return logits_BV[:rows]

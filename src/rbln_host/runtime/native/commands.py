@@ -35,6 +35,8 @@ class NativeCommand:
     operands: tuple[Operand | None, ...]
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
+    by_token: bool = False
+    """Whether a run may leave out rows of padding, see tokens.py."""
 
 
 @dataclass(frozen=True)

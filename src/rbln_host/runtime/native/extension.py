@@ -21,8 +21,11 @@ class Program(Protocol):
     def bind(self, base: int, pointer: int, size: int) -> None:
         """ValueError when ``size`` is smaller than the region."""
 
-    def run(self, pool: Any) -> None:
-        """Without the GIL. IndexError for an id, position, slot or block that is out of range."""
+    def run(self, pool: Any, tokens: int = ...) -> None:
+        """Without the GIL; of kernels by token only the first ``tokens`` rows are computed.
+
+        IndexError for an id, position, slot or block that is out of range.
+        """
 
 
 class Extension(Protocol):
@@ -37,7 +40,12 @@ class Extension(Protocol):
     ) -> Any: ...
 
     def Command(  # noqa: N802
-        self, op: str, tensors: Sequence[Any], numbers: dict[str, float], text: str
+        self,
+        op: str,
+        tensors: Sequence[Any],
+        numbers: dict[str, float],
+        text: str,
+        by_token: bool,
     ) -> Any: ...
 
     def Program(  # noqa: N802

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,13 +14,14 @@ from rbln_host.compiler.graph import Graph, TensorSpec
 from rbln_host.compiler.plan import Kind, Work, plan_memory
 from rbln_host.compiler.shapes import infer
 from rbln_host.compiler.weights import spec_of
-from rbln_host.runtime.inputs import NOTHING, check_input, checked_inputs
+from rbln_host.runtime.inputs import ALL_TOKENS, NOTHING, check_input, checked_inputs
 from rbln_host.runtime.native.commands import Site
 from rbln_host.runtime.native.extension import Pool, Program
 from rbln_host.runtime.native.fallback import fallback_step
 from rbln_host.runtime.native.memory import Arena, TorchViews, new_memory
 from rbln_host.runtime.native.operands import Base, arena_of, operand_of
 from rbln_host.runtime.native.segments import Compiler, Fallback, joined
+from rbln_host.runtime.native.tokens import token_rows
 from rbln_host.runtime.weight_store import WeightStore
 
 
@@ -46,10 +48,15 @@ class NativeProgram:
         self._machine = None if has_free_axes else self._machine_for(graph.inputs)
 
     def run(
-        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor] = NOTHING
+        self,
+        inputs: Mapping[str, Tensor],
+        bound: Mapping[str, Tensor] = NOTHING,
+        tokens: int = ALL_TOKENS,
     ) -> tuple[Tensor, ...]:
-        """Run once. ``bound`` has inputs that stay: what is looked at is whether it is the same
-        mapping as in the last run. ``inputs`` go before them.
+        """Run once. Of outputs the first ``tokens`` rows are wanted.
+
+        ``bound`` has inputs that stay: what is looked at is whether it is the same mapping as in
+        the last run. ``inputs`` go before them.
 
         Raises ValueError for a missing input, one of another shape or dtype or with gaps,
         IndexError for an id, position, slot or block that is out of range.
@@ -57,10 +64,10 @@ class NativeProgram:
         if self._machine is None:
             self._machine = self._build({**bound, **inputs})
         try:
-            return self._machine.run(inputs, bound)
+            return self._machine.run(inputs, bound, tokens)
         except _OtherSizesError:
             self._machine = self._build({**bound, **inputs})
-            return self._machine.run(inputs, bound)
+            return self._machine.run(inputs, bound, tokens)
 
     def _build(self, inputs: Mapping[str, Tensor]) -> "_Machine":
         given = dict(zip(self.graph.inputs, checked_inputs(self.graph, inputs), strict=True))
@@ -101,7 +108,7 @@ class _Machine:
         plan = plan_memory(fixed, infer(fixed, weights.specs))
         self._views = TorchViews(plan)
         self._uses: dict[Base, list[tuple[Program, int]]] = {}
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[Callable[[int], None]] = []
         self._has_fallbacks = False
         self._add_steps(fixed, Site(plan, fixed.weights, weights.packed_specs))
         once = [
@@ -112,7 +119,7 @@ class _Machine:
         self._returned = [self._views.number(name) for name in graph.outputs]
         self._outputs: tuple[Tensor, ...] | None = None
         self._give_own_memory(weights)
-        self._run(once)
+        self._run([_any_tokens(step) for step in once], ALL_TOKENS)
         self._slots = {
             name: _Slot(name, spec, operand_of(plan, name).base) for name, spec in inputs.items()
         }
@@ -121,7 +128,9 @@ class _Machine:
         self._arena_base, self._arena_memory = arena_of(plan), new_memory(0)
         runtime.arena.reserve(plan.arena_bytes)
 
-    def run(self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def run(
+        self, inputs: Mapping[str, Tensor], bound: Mapping[str, Tensor], tokens: int
+    ) -> tuple[Tensor, ...]:
         if self._arena_memory is not self._runtime.arena.memory:
             self._arena_memory = self._runtime.arena.memory
             self._give(self._arena_base, self._arena_memory)
@@ -137,7 +146,7 @@ class _Machine:
             if name in bound:
                 self._bound = None  # for this run only
         try:
-            self._run(self._steps)
+            self._run(self._steps, tokens)
         except IndexError as error:
             raise IndexError(f"program {self._graph.name}: {error}") from error
         except RuntimeError as error:  # of what torch ran
@@ -153,10 +162,10 @@ class _Machine:
                 self._bind(self._slots[name], tensor)
         self._bound, self._expected = bound, self._slots.keys() - bound.keys()
 
-    def _run(self, steps: list[Callable[[], None]]) -> None:
+    def _run(self, steps: list[Callable[[int], None]], tokens: int) -> None:
         with torch.no_grad() if self._has_fallbacks else nullcontext():
             for step in steps:
-                step()
+                step(tokens)
 
     def _bind(self, slot: _Slot, tensor: Tensor) -> None:
         check_input(self._graph, slot.name, tensor)
@@ -192,15 +201,24 @@ class _Machine:
 
     def _add_steps(self, graph: Graph, site: Site) -> None:
         compiler = self._runtime.compiler
-        for part in joined(compiler.steps(graph, site)):
+        steps = list(compiler.steps(graph, site))
+        rows = token_rows(graph, site.plan, steps)
+        for part in joined(steps):
             if isinstance(part, Fallback):
-                self._steps.append(fallback_step(part.command, self._views))
+                self._steps.append(_any_tokens(fallback_step(part.command, self._views)))
                 self._has_fallbacks = True
                 continue
-            segment = compiler.segment(kernel for step in part for kernel in step.kernels)
+            kernels = [
+                step.kernels if rows is None else rows.limited(step, site.plan) for step in part
+            ]
+            segment = compiler.segment(chain.from_iterable(kernels))
             self._steps.append(partial(segment.program.run, self._runtime.pool))
             for number, base in enumerate(segment.bases):
                 self._uses.setdefault(base, []).append((segment.program, number))
+
+
+def _any_tokens(step: Callable[[], None]) -> Callable[[int], None]:
+    return lambda _tokens: step()
 
 
 def with_named_outputs(graph: Graph) -> Graph:

@@ -69,7 +69,9 @@ class Compiler:
 
     def _native(self, kernel: NativeCommand, bases: dict[Base, int]) -> object:
         tensors = [None if o is None else self._tensor(o, bases) for o in kernel.operands]
-        return self.extension.Command(kernel.op, tensors, dict(kernel.numbers), kernel.text)
+        return self.extension.Command(
+            kernel.op, tensors, dict(kernel.numbers), kernel.text, kernel.by_token
+        )
 
     def _tensor(self, operand: Operand, bases: dict[Base, int]) -> object:
         number = bases.setdefault(operand.base, len(bases))
