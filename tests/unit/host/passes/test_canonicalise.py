@@ -157,6 +157,36 @@ def test_ids_need_no_cast(index: torch.dtype, *, kept: bool) -> None:
     b.assert_same(before, after)
 
 
+def test_ids_that_are_computed_stay() -> None:
+    """OPT looks up ``positions + 2``."""
+    b = Build(ids=torch.tensor([1, 0]))
+    b.weight("table", 4, 8)
+    b("moved = add.Tensor", "ids", 2)
+    b("y = embedding", "table", "moved")
+    before = b.captured("y")
+    assert text(canonicalise(before)) == text(before)
+
+
+def test_ids_that_change_are_cast_where_they_were() -> None:
+    b = Build(ids=torch.tensor([1, 0], dtype=torch.int32))
+    b.weight("table", 4, 8)
+    b("wide = to.dtype", "ids", torch.int64)
+    b("_ = add_.Tensor", "ids", 1)
+    b("y = embedding", "table", "wide")
+    before = b.captured("y")
+    after = canonicalise(before)
+    assert text(after) == text(before)
+    b.assert_same(before, after)
+
+
+def test_nothing_joined_stays() -> None:
+    b = Build(x=(2, 4))
+    b("a, c = split_with_sizes", "x", [4, 0], 1)
+    b("out = cat", ["c", "c"], 1)
+    before = b.captured("out")
+    assert text(canonicalise(before)) == text(before)
+
+
 def test_pieces_of_no_size_go() -> None:
     """What vLLM's rotary embedding joins when it rotates the whole head."""
     b = Build(x=(2, 3, 4), y=(2, 3, 4))

@@ -212,6 +212,31 @@ def test_groups_keep_to_the_depth_of_the_stack() -> None:
     b.assert_same(before, after, 1e-6)
 
 
+def test_a_long_chain_needs_little_stack() -> None:
+    b = Build(x=(2, 3))
+    last = "x"
+    for i in range(12):
+        b(f"s{i} = mul.Tensor", last, 0.5)
+        b(f"t{i} = add.Tensor", f"s{i}", 1.0)
+        last = f"t{i}"
+    before = b.captured(last)
+    after = elementwise(before)
+    assert len(after.graph.commands) == 1
+    b.assert_same(before, after, 1e-6)
+
+
+def test_groups_are_not_endless() -> None:
+    b = Build(x=(2, 3))
+    last = "x"
+    for i in range(100):
+        b(f"s{i} = neg", last)
+        last = f"s{i}"
+    before = b.captured(last)
+    after = elementwise(before)
+    assert [len(c.args[1].split(" ")) for c in after.graph.commands] == [64, 38]
+    b.assert_same(before, after)
+
+
 UNARY = ["exp", "tanh", "sigmoid", "neg", "relu", "silu", "cos", "abs"]
 BINARY = ["add.Tensor", "sub.Tensor", "mul.Tensor", "maximum"]
 
