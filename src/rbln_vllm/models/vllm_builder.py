@@ -73,10 +73,10 @@ class VllmModelBuilder:
             hidden_NH: Tensor = self._model(input_ids=input_ids, positions=positions)
         return hidden_NH
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states of any rows to their logits."""
+    def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states of any rows to their logits, and to the token each row likes best."""
         logits_BV: Tensor = cast(Any, self._model).compute_logits(hidden)
-        return logits_BV
+        return logits_BV, logits_BV.argmax(dim=-1)
 
     @contextmanager
     def _layers_in_context(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ class ProgramModel(torch.nn.Module):
         self._num_blocks_per_seq = geometry.num_blocks_per_seq
         self._staged: dict[ProgramKey, StagedInputs] = {}
         self._rows: dict[ProgramKey, Tensor] = {}
+        self._greedy_R = torch.empty(0, dtype=torch.int64)
 
     def run_step(self, key: ProgramKey, step: StepInputs) -> Tensor:
         """Hidden states of the step's tokens, ``[n, hidden]`` without padding.
@@ -42,11 +43,22 @@ class ProgramModel(torch.nn.Module):
         """
         key = self._table.logits_for(hidden_RH.shape[0])
         if hidden_RH.shape[0] <= key.batch:
-            return self._logits(key, hidden_RH)
+            logits_RV, self._greedy_R = self._logits(key, hidden_RH)
+            return logits_RV
         # Each part is copied before the next run overwrites it.
-        return torch.cat([self._logits(key, part).clone() for part in hidden_RH.split(key.batch)])
+        parts = [
+            [tensor.clone() for tensor in self._logits(key, part)]
+            for part in hidden_RH.split(key.batch)
+        ]
+        logits_RV, self._greedy_R = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return logits_RV
 
-    def _logits(self, key: ProgramKey, rows_BH: Tensor) -> Tensor:
+    @property
+    def greedy_tokens(self) -> Tensor:
+        """The first largest of each row of the last logits, int64 ``[R]``."""
+        return self._greedy_R
+
+    def _logits(self, key: ProgramKey, rows_BH: Tensor) -> tuple[Tensor, Tensor]:
         self._store.ensure(key)
         rows = rows_BH.shape[0]
         if key not in self._rows:
@@ -54,5 +66,5 @@ class ProgramModel(torch.nn.Module):
         padded_BH = self._rows[key]
         padded_BH[:rows] = rows_BH
         padded_BH[rows:] = 0
-        (logits_BV,) = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
-        return logits_BV[:rows]
+        logits_BV, greedy_B = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
+        return logits_BV[:rows], greedy_B[:rows]

@@ -28,6 +28,7 @@ from rbln_vllm.worker.inputs import StepInputs
 from rbln_vllm.worker.kv_memory import LazyPool
 from rbln_vllm.worker.program_model import ProgramModel
 from rbln_vllm.worker.program_store import ProgramStore
+from rbln_vllm.worker.sampler import ProgramSampler
 
 RunnerOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
 
@@ -47,6 +48,8 @@ class ProgramRunner(CPUModelRunner):
         super().__init__(vllm_config, device)
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
+        self._logits_are_masked = False
+        self.sampler = ProgramSampler(self.model_config.logprobs_mode, self._greedy_tokens)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Prepare the programs; the model itself is built only when one must be compiled."""
@@ -92,11 +95,16 @@ class ProgramRunner(CPUModelRunner):
             return self._refuse(error)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
+        self._logits_are_masked = grammar_output is not None
         try:
             with self._unfinished_prompts_draw_nothing():
                 return cast(RunnerOutput, super().sample_tokens(grammar_output))
         except MissingProgramError as error:
             return self._refuse(error)
+
+    def _greedy_tokens(self) -> Tensor | None:
+        """What the logits program chose, unless a grammar has changed the logits since."""
+        return None if self._logits_are_masked else self.model.greedy_tokens
 
     @contextmanager
     def _unfinished_prompts_draw_nothing(self) -> Iterator[None]:

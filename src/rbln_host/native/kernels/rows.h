@@ -203,11 +203,13 @@ void argmax_row(const Call& call, int64_t row) {
     has_nan |= v != v;
     best = v > best ? v : best;
   }
+  const auto is_best = [&](auto v) { return has_nan ? v != v : v == best; };
   int64_t at = 0;
-  for (; at < width; ++at) {
-    const float v = to_float(values[at]);
-    if (has_nan ? v != v : v == best) break;
+  for (; at + kLanes <= width; at += kLanes) {
+    const IVec hit = is_best(load(values + at));
+    if (sum(__builtin_convertvector(hit, Vec)) != 0) break;
   }
+  while (at < width - 1 && !is_best(to_float(values[at]))) ++at;
   out.as<int64_t>()[row * out.stride[0]] = at;
 }
 
