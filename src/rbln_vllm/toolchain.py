@@ -42,6 +42,7 @@ __all__ = [
     "Manifest",
     "MissingProgramError",
     "ModuleCompiler",
+    "ProgramCache",
     "ProgramReport",
     "Toolchain",
     "ToolchainError",
@@ -54,6 +55,8 @@ class ProgramCache(Protocol):
     """Artifacts kept between starts."""
 
     root: Path
+
+    def digest(self, file: Path) -> str: ...
 
     def path(self, key: CacheKey) -> Path: ...
 

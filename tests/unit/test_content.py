@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from rbln_host.compiler.files import digest_file
 from rbln_vllm.models.content import _config_text, model_content, weight_files
 from rbln_vllm.sources import digest_packages
 
@@ -18,6 +19,10 @@ def model(directory: Path, **config: Any) -> Any:
     return SimpleNamespace(
         model=str(directory), model_weights=None, revision=None, hf_config=LlamaConfig(**config)
     )
+
+
+def content(model: Any, load_format: str) -> str:
+    return model_content(model, load_format, digest_file)
 
 
 @pytest.fixture
@@ -35,12 +40,12 @@ def test_same_content_elsewhere_is_the_same(checkpoint: Path, tmp_path: Path) ->
     (other / "README.md").write_text("not content")
     named = model(other)
     named.hf_config.name_or_path = "another/name"
-    assert model_content(model(checkpoint), "auto") == model_content(named, "auto")
+    assert content(model(checkpoint), "auto") == content(named, "auto")
 
 
 @pytest.mark.parametrize("change", ["byte", "rename", "drop", "config", "dummy"])
 def test_other_content_differs(checkpoint: Path, change: str) -> None:
-    before = model_content(model(checkpoint), "auto")
+    before = content(model(checkpoint), "auto")
     after = model(checkpoint, hidden_size=512) if change == "config" else model(checkpoint)
     if change == "byte":
         (checkpoint / "a.safetensors").write_bytes(b"weights A")
@@ -48,7 +53,7 @@ def test_other_content_differs(checkpoint: Path, change: str) -> None:
         (checkpoint / "a.safetensors").rename(checkpoint / "c.safetensors")
     elif change == "drop":
         (checkpoint / "b.safetensors").unlink()
-    assert model_content(after, "dummy" if change == "dummy" else "auto") != before
+    assert content(after, "dummy" if change == "dummy" else "auto") != before
 
 
 def test_names_inside_the_configuration_are_not_content() -> None:
@@ -72,7 +77,7 @@ def package(directory: Path) -> ModuleType:
 
 
 def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
-    assert model_content(model(tmp_path), "dummy") == model_content(model(tmp_path), "dummy")
+    assert content(model(tmp_path), "dummy") == content(model(tmp_path), "dummy")
 
 
 def test_one_format_is_taken(checkpoint: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.digests import DigestOf
 from rbln_host.compiler.files import digest, digest_file, write_atomically
 from rbln_host.compiler.graph import Graph
 from rbln_host.compiler.lowering import lowered
@@ -51,11 +52,11 @@ class Artifact:
         self.directory, self.manifest = directory, manifest
 
     @classmethod
-    def open(cls, directory: Path) -> "Artifact":
+    def open(cls, directory: Path, digest_of: DigestOf | None = None) -> "Artifact":
         """Raises ArtifactError when a file is missing, truncated or altered, or when the weights
         are not those that the manifest lists."""
         artifact = cls.read(directory)
-        artifact.verify()
+        artifact.verify(digest_of)
         artifact.weights()  # maps them and compares shapes, but reads none
         return artifact
 
@@ -68,14 +69,15 @@ class Artifact:
             raise ArtifactError(f"{directory}: no readable {MANIFEST}: {error}") from error
         return cls(directory, Manifest.from_json(text))
 
-    def verify(self) -> None:
+    def verify(self, digest_of: DigestOf | None = None) -> None:
         """Compare every file's size and BLAKE3 digest with the manifest."""
+        digest_of = digest_of or digest_file
         for entry in self.manifest.files:
             path = self._path(entry)
             try:
                 if not path.is_file():
                     raise ArtifactError(f"{path} is missing")
-                intact = path.stat().st_size == entry.size and digest_file(path) == entry.blake3
+                intact = path.stat().st_size == entry.size and digest_of(path) == entry.blake3
             except OSError as error:
                 raise ArtifactError(f"{path} cannot be read: {error}") from error
             if not intact:

@@ -18,10 +18,12 @@ from filelock import FileLock, Timeout
 
 from rbln_host.compiler.artifact import Artifact, write_artifact
 from rbln_host.compiler.capture import Captured
+from rbln_host.compiler.digests import DigestMemo
 from rbln_host.compiler.files import aside, digest
 from rbln_host.compiler.manifest import MANIFEST, Manifest
 from rbln_host.errors import ArtifactError, CacheBusyError
 
+DIGESTS = "digests.json"
 _DIGEST = re.compile(r"[A-Za-z0-9]{8,}")
 
 
@@ -65,6 +67,11 @@ class ArtifactCache:
 
     def __init__(self, root: Path, logger: Logger) -> None:
         self.root, self._logger = root, logger
+        self._digests = DigestMemo(root / DIGESTS)
+
+    def digest(self, file: Path) -> str:
+        """BLAKE3 of a file's content, remembered while the file stays as it is."""
+        return self._digests.digest(file)
 
     def path(self, key: CacheKey) -> Path:
         return self.root / key.directory
@@ -166,7 +173,7 @@ class ArtifactCache:
 
     def _open(self, key: CacheKey) -> Artifact:
         """Raises ArtifactError when the entry is missing, damaged or another key's."""
-        artifact = Artifact.open(self.path(key))
+        artifact = Artifact.open(self.path(key), self.digest)
         differences = key.differences(artifact.manifest.key)
         if differences:
             names = ", ".join(differences)

@@ -22,6 +22,7 @@ from rbln_vllm.programs import ProgramTable
 from rbln_vllm.toolchain import (
     Artifact,
     CacheKey,
+    ProgramCache,
     ProgramReport,
     ToolchainError,
     host_toolchain,
@@ -153,12 +154,12 @@ def _report(options: argparse.Namespace) -> Report:
 
     try:
         config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
-        geometry, key = geometry_of(config), _cache_key(config)
+        cache = host_toolchain().cache(envs.cache_root() / "rbln", logging.getLogger(__name__))
+        geometry, key = geometry_of(config), _cache_key(config, cache)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise CommandError(f"programs: {_reason(error)}") from error
     if key is None:
         return Report(geometry, None, None, {} if options.explain else None)
-    cache = host_toolchain().cache(envs.cache_root() / "rbln", logging.getLogger(__name__))
     entry = next((e for e in cache.entries() if e.manifest.key == dict(key.parts)), None)
     names = frozenset(() if entry is None else entry.program_names)
     return Report(geometry, cache.path(key), names, _explained(entry) if options.explain else None)
@@ -174,14 +175,14 @@ def _explained(entry: Artifact | None) -> Mapping[str, ProgramReport]:
         raise CommandError(f"programs: {one_line(error)}") from error
 
 
-def _cache_key(config: "VllmConfig") -> CacheKey | None:
+def _cache_key(config: "VllmConfig", cache: ProgramCache) -> CacheKey | None:
     """The key, or None when computing it would have to fetch the weights."""
     from rbln_vllm.models.content import cache_key
 
     dummy = config.load_config.load_format == "dummy"
     if not dummy and not _weights_are_here(config):
         return None
-    return cache_key(config, host_toolchain())
+    return cache_key(config, host_toolchain(), cache.digest)
 
 
 def _weights_are_here(config: "VllmConfig") -> bool:

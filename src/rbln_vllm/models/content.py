@@ -2,6 +2,7 @@
 """What a compiled model depends on: its content and the switches it was traced under."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,12 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _NOT_CONTENT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
-def cache_key(vllm_config: "VllmConfig", toolchain: Toolchain) -> CacheKey:
+def cache_key(
+    vllm_config: "VllmConfig", toolchain: Toolchain, digest_of: Callable[[Path], str]
+) -> CacheKey:
     """The key of this configuration's artifact. It holds contents and sizes, never a path.
+
+    ``digest_of`` gives the digest of a file's content.
 
     The set of programs is not part of it: an entry grows when more shapes are asked for.
     """
@@ -27,7 +32,7 @@ def cache_key(vllm_config: "VllmConfig", toolchain: Toolchain) -> CacheKey:
     return CacheKey(
         label=f"{Path(model.model).name}",
         parts={
-            "model_content": model_content(model, vllm_config.load_config.load_format),
+            "model_content": model_content(model, vllm_config.load_config.load_format, digest_of),
             "architecture": model.architecture,
             "implementation": "vllm",
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -61,17 +66,15 @@ def _version_parts(toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-def model_content(model: "ModelConfig", load_format: str) -> str:
+def model_content(model: "ModelConfig", load_format: str, digest_of: Callable[[Path], str]) -> str:
     """Digest of the model's configuration (after overrides) and of its weight files."""
-    hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
+    hasher = blake3.blake3()
     hasher.update(_config_text(model.hf_config.to_dict()).encode())
     if load_format == "dummy":
         hasher.update(b"dummy weights")
         return str(hasher.hexdigest())
     for path in weight_files(model):
-        hasher.update(path.name.encode())
-        if path.stat().st_size:
-            hasher.update_mmap(path)
+        hasher.update(f"{path.name} {digest_of(path)}\n".encode())
     return str(hasher.hexdigest())
 
 

@@ -93,7 +93,7 @@ class ProgramStore:
         started = time.perf_counter()
         wanted = self._geometry.table.programs
         if self._policy.use_cache and self._cache_writable():
-            self._key = cache_key(self._config, self._toolchain)
+            self._key = cache_key(self._config, self._toolchain, self._cache.digest)
         with self._lock():
             self._open_entry()
             self._fill(wanted)
