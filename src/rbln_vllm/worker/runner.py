@@ -2,6 +2,7 @@
 """The runner: conducts a step through programs. Batch state and sampling are vLLM's."""
 
 import gc
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, cast
@@ -55,8 +56,10 @@ class ProgramRunner(CPUModelRunner):
         """Prepare the programs; the model itself is built only when one must be compiled."""
         if load_dummy_weights:
             raise ValueError("elastic expert parallelism is not supported: weights are compiled in")
-        # What imports left stays for good, and each of the collections that follow would walk it.
-        gc.freeze()
+        if multiprocessing.parent_process() is not None:
+            # A process of the engine's own: what imports left stays for good, and each of the
+            # collections that follow would walk it.
+            gc.freeze()
         self._store.prepare()
         self.model = ProgramModel(self._geometry, self._store)
         context = self.compilation_config.static_forward_context
