@@ -139,9 +139,9 @@ def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
         steps.append(Step(classify(output, runner._geometry.chunk)))
         return execute_model(output, *args)
 
-    def recorded_run(name: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def recorded_run(name: str, inputs: Mapping[str, Tensor], *tokens: int) -> tuple[Tensor, ...]:
         steps[-1].programs.append(name)
-        return run(name, inputs)
+        return run(name, inputs, *tokens)
 
     runner.execute_model, executable.run = recorded_step, recorded_run  # type: ignore[method-assign]
     try:
