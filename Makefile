@@ -3,6 +3,8 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE_BUILD := build/native
+CXX_SOURCES = $(shell find src benchmarks -name '*.cc' -o -name '*.h')
 SETUP := $(VENV)/.setup-done
 DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 
@@ -17,7 +19,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(if $(shell $(p) $(
 # The demonstration model is made only when it is the one asked for.
 MODEL_DIR := $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(DEFAULT_MODEL))
 
-.PHONY: help setup model serve demo lint format test peers bench clean distclean
+.PHONY: help setup native model serve demo lint format test sanitize wheel peers bench clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -33,30 +35,37 @@ $(SETUP): requirements/host.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) scripts/setup_venv.py $(VENV)
 	@touch $@
 
+# What pip has built once, Ninja renews; `make clean` removes it.
+native: $(SETUP) ## compile what has changed of the native executor
+	@[ -f $(NATIVE_BUILD)/build.ninja ] || $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@$(BIN)/cmake --build $(NATIVE_BUILD) -- --quiet
+
 model: $(DEFAULT_MODEL) ## make the demonstration model's directory (once)
 
 $(DEFAULT_MODEL): | $(SETUP)
 	@TQDM_DISABLE=1 $(BIN)/python scripts/make_smollm2.py $@
 
-serve: $(SETUP) $(MODEL_DIR) ## serve MODEL on PORT (8000) until interrupted
+serve: native $(MODEL_DIR) ## serve MODEL on PORT (8000) until interrupted
 	@$(BIN)/python scripts/serve.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-demo: $(SETUP) $(MODEL_DIR) ## serve MODEL, ask it one question, stop
+demo: native $(MODEL_DIR) ## serve MODEL, ask it one question, stop
 	@$(BIN)/python scripts/demo.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
-lint: $(SETUP) ## ruff and mypy
+lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
 	$(BIN)/mypy -p benchmarks
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
-format: $(SETUP) ## let ruff mend what it can
+format: $(SETUP) ## let ruff and clang-format mend what they can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
 
 # A process for each: the scheduler's tests run on vLLM's own platform, the others on ours.
-test: $(SETUP) ## run all tests; PYTEST_ARGS="tests/unit -x" narrows them
+test: native ## run all tests; PYTEST_ARGS="tests/unit -x" narrows them
 ifeq ($(PYTEST_ARGS),)
 	@failed=; for suite in tests/unit tests/engine tests/server; do \
 	  echo "== $$suite"; $(BIN)/pytest $$suite || failed="$$failed $$suite"; \
@@ -68,11 +77,19 @@ endif
 peers: $(SETUP) ## install what bench compares with, below .cache/bench-envs
 	@$(BIN)/python -m benchmarks.peers
 
-bench: $(SETUP) $(MODEL_DIR) ## measure limits, ours and the peers; ARGS="--sections decode"
+bench: native $(MODEL_DIR) ## measure limits, ours and the peers; ARGS="--sections decode"
 	@$(BIN)/python -m benchmarks.run $(MODEL) $(ARGS)
 
+sanitize: $(SETUP) ## run the kernel tests under AddressSanitizer and UBSan
+	@$(BIN)/python scripts/sanitize.py $(PYTEST_ARGS)
+
+wheel: $(SETUP) ## build a wheel into dist and check that it works without a compiler
+	@rm -rf dist
+	@$(BIN)/pip wheel -q --no-build-isolation --no-deps -w dist .
+	@$(BIN)/python scripts/check_wheel.py dist/*.whl
+
 clean: ## remove caches and build output
-	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache build dist src/rbln_host/_native*.so
 	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## also remove .venv and .models

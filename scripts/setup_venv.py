@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -62,7 +63,7 @@ class Environment:
         self.pip_install(["-r", str(lock)], packages=len(pins(lock)))
 
     def install_project(self) -> None:
-        """Install this project editable, built by the setuptools that is pinned."""
+        """Install this project editable; its extension is built by the tools that are pinned."""
         self.pip_install(["--no-build-isolation", "-e", str(ROOT)], packages=1)
 
     def repair(self) -> None:
@@ -82,6 +83,15 @@ class Environment:
         output = show_progress(process.stdout, packages)
         if process.wait() != 0:
             raise SetupError("".join(output[-30:]) + f"\npip failed: {' '.join(command)}")
+
+
+def check_compiler() -> None:
+    """Ask for a C++ compiler before anything is downloaded."""
+    names = [os.environ.get("CXX", "").split(" ")[0], "c++", "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in names):
+        raise SetupError(
+            "no C++ compiler is on the PATH, and CXX names none. On Debian and Ubuntu: install g++."
+        )
 
 
 def run(
@@ -147,11 +157,12 @@ def main(argv: list[str]) -> int:
         return 1
     environment = Environment(Path(argv[0]))
     steps: list[tuple[str, Callable[[], None]]] = [
+        ("C++ compiler", check_compiler),
         (f"virtual environment {argv[0]}", environment.create),
         (f"{pin_of('torch')} for CPU", environment.install_torch),
         ("vLLM for CPU and what it needs", lambda: environment.install_locked(HOST)),
-        ("tools for tests and the demonstration model", lambda: environment.install_locked(DEV)),
-        ("this project", environment.install_project),
+        ("tools for build, tests and demonstration model", lambda: environment.install_locked(DEV)),
+        ("this project, compiling its native executor", environment.install_project),
         ("checks and repairs", environment.repair),
     ]
     for number, (title, step) in enumerate(steps, start=1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.unit.source_tree import Source, sources
+from tests.unit.source_tree import SRC, Source, sources
 
 MAX_FUNCTION_LINES = 60
 MAX_MODULE_LINES = 400
@@ -71,5 +71,10 @@ class D:
 
 
 def test_every_file_names_its_licence() -> None:
-    licence = "# SPDX-License-Identifier: Apache-2.0"
-    assert [s.path for s in sources() if not s.text.startswith(licence)] == []
+    licence = "SPDX-License-Identifier: Apache-2.0"
+    texts = {source.path: source.text for source in sources()}
+    texts |= {str(path): path.read_text() for path in SRC.rglob("*.pyi")}
+    assert [path for path, text in texts.items() if not text.startswith(f"# {licence}")] == []
+    native = [path for path in SRC.rglob("native/**/*") if path.suffix in (".cc", ".h")]
+    assert native
+    assert [path for path in native if not path.read_text().startswith(f"// {licence}")] == []

@@ -34,10 +34,29 @@ def test_failing_step_stops_with_pip_output(
     def fail(environment: setup_venv.Environment) -> None:
         raise setup_venv.SetupError("No space left on device")
 
+    monkeypatch.setattr(setup_venv, "check_compiler", lambda: None)
     monkeypatch.setattr(setup_venv.Environment, "create", lambda environment: None)
     monkeypatch.setattr(setup_venv.Environment, "install_torch", fail)
     assert setup_venv.main([str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "No space left on device" in shown.err
-    assert "[2/6]" in shown.out
-    assert "[3/6]" not in shown.out
+    assert "[3/7]" in shown.out
+    assert "[4/7]" not in shown.out
+
+
+def test_missing_compiler_is_said_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert setup_venv.main([str(tmp_path / "venv")]) == 1
+    assert "no C++ compiler" in capsys.readouterr().err
+    assert not (tmp_path / "venv").exists()
+
+
+def test_compiler_named_by_cxx_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "my-compiler"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", f"{compiler.name} -m64")
+    setup_venv.check_compiler()
