@@ -44,7 +44,8 @@ void pin(int cpu) {
   pthread_setaffinity_np(pthread_self(), sizeof set, &set);
 }
 
-// Runs `work(thread)` on all CPUs at once; returns the seconds from the common start to the last end.
+// Runs `work(thread)` on all CPUs at once; returns the seconds from the common start to the last
+// end.
 double run_on_all(const std::vector<int>& cpus, const std::function<void(int)>& work) {
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
@@ -81,8 +82,8 @@ uint64_t sum(const Words* data, size_t count, int streams) {
 }
 
 double read_gb_s(const std::vector<int>& cpus) {
-  void* memory = mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                      -1, 0);
+  void* memory =
+      mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 0;
   madvise(memory, kBufferBytes, MADV_HUGEPAGE);
   const size_t words = kBufferBytes / sizeof(Words) / cpus.size();
@@ -204,6 +205,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf(
-      "{\"read_gb_s\": %.2f, \"matrix_gflop_s\": %.1f, \"matrix_kind\": \"%s\", \"threads\": %zu}\n",
+      "{\"read_gb_s\": %.2f, \"matrix_gflop_s\": %.1f, \"matrix_kind\": \"%s\", \"threads\": "
+      "%zu}\n",
       bandwidth, matrix_gflop_s(cpus), kMatrixKind, cpus.size());
 }

@@ -12,12 +12,15 @@ namespace {
 
 const std::map<std::string, Step>& words() {
   static const std::map<std::string, Step> table = {
-      {"add", Step::kAdd},         {"sub", Step::kSub},         {"mul", Step::kMul},
-      {"div", Step::kDiv},         {"maximum", Step::kMaximum}, {"minimum", Step::kMinimum},
-      {"neg", Step::kNeg},         {"abs", Step::kAbs},         {"exp", Step::kExp},
-      {"log", Step::kLog},         {"sqrt", Step::kSqrt},       {"rsqrt", Step::kRsqrt},
-      {"tanh", Step::kTanh},       {"sigmoid", Step::kSigmoid}, {"sin", Step::kSin},
-      {"cos", Step::kCos},         {"relu", Step::kRelu},       {"silu", Step::kSilu},
+      {"add", Step::kAdd},         {"sub", Step::kSub},
+      {"mul", Step::kMul},         {"div", Step::kDiv},
+      {"maximum", Step::kMaximum}, {"minimum", Step::kMinimum},
+      {"neg", Step::kNeg},         {"abs", Step::kAbs},
+      {"exp", Step::kExp},         {"log", Step::kLog},
+      {"sqrt", Step::kSqrt},       {"rsqrt", Step::kRsqrt},
+      {"tanh", Step::kTanh},       {"sigmoid", Step::kSigmoid},
+      {"sin", Step::kSin},         {"cos", Step::kCos},
+      {"relu", Step::kRelu},       {"silu", Step::kSilu},
       {"gelu", Step::kGelu},       {"gelu_tanh", Step::kGeluTanh},
       {"square", Step::kSquare},   {"cube", Step::kCube},
   };
@@ -52,14 +55,10 @@ std::pair<int, int> effect(Step step) {
 
 std::optional<Activation> parse_activation(const std::string& name) {
   static const std::map<std::string, Activation> names = {
-      {"none", Activation::kNone},
-      {"relu", Activation::kRelu},
-      {"silu", Activation::kSilu},
-      {"gelu", Activation::kGelu},
-      {"gelu_tanh", Activation::kGeluTanh},
-      {"quick_gelu", Activation::kQuickGelu},
-      {"tanh", Activation::kTanh},
-      {"sigmoid", Activation::kSigmoid},
+      {"none", Activation::kNone},          {"relu", Activation::kRelu},
+      {"silu", Activation::kSilu},          {"gelu", Activation::kGelu},
+      {"gelu_tanh", Activation::kGeluTanh}, {"quick_gelu", Activation::kQuickGelu},
+      {"tanh", Activation::kTanh},          {"sigmoid", Activation::kSigmoid},
       {"relu2", Activation::kRelu2},
   };
   const auto found = names.find(name);

@@ -40,7 +40,8 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// A piece of attention work: keys [first, end) for query row `row` (or query block) and one KV head.
+// A piece of attention work: keys [first, end) for query row `row` (or query block) and one KV
+// head.
 struct AttentionItem {
   int32_t row;
   int32_t head;

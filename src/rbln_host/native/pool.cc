@@ -40,8 +40,8 @@ bool pin(int cpu) {
   return sched_setaffinity(0, sizeof(set), &set) == 0;
 }
 
-// Keeps the calling thread on one CPU for the length of a run, so that it does not share a core with
-// a pinned worker, and gives it its freedom back afterwards.
+// Keeps the calling thread on one CPU for the length of a run, so that it does not share a core
+// with a pinned worker, and gives it its freedom back afterwards.
 class PinnedCaller {
  public:
   PinnedCaller(int cpu, bool needed) {
@@ -87,7 +87,7 @@ void Pool::stop() {
 }
 
 std::pair<Fault, int64_t> Pool::run(const std::vector<Work>& work, size_t scratch_bytes,
-                                   int64_t tokens) {
+                                    int64_t tokens) {
   if (work.empty()) return {Fault::kNone, 0};
   std::lock_guard<std::mutex> lock(one_run_);
   for (auto& scratch : scratch_) scratch.reserve(scratch_bytes + 64);
@@ -146,8 +146,8 @@ bool Pool::take_and_run(uint64_t ticket, int thread) {
   const uint32_t left = static_cast<uint32_t>(ticket);
   if (left == 0) return false;
   if (!ticket_.compare_exchange_strong(ticket, ticket - 1, std::memory_order_acq_rel)) return true;
-  // The exchange succeeded, so the command is open and stays so until this task is done. Only now is
-  // the count of tasks known to be this command's: `start` sets it before it publishes the next.
+  // The exchange succeeded, so the command is open and stays so until this task is done. Only now
+  // is the count of tasks known to be this command's: `start` sets it before it publishes the next.
   const uint32_t tasks = tasks_.load(std::memory_order_relaxed);
   const uint32_t task = tasks - left;
   const size_t command = (ticket >> kCommandShift) & 0xffff;

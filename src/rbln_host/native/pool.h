@@ -43,8 +43,8 @@ class Pool {
 
  private:
   // A ticket is (run, command, tasks left to take): 16, 16 and 32 bits. Taking a task is a
-  // compare-exchange on the whole, so a thread that was put aside cannot take one of another command
-  // by mistake; and a command without tasks left is seen to be so from the ticket alone.
+  // compare-exchange on the whole, so a thread that was put aside cannot take one of another
+  // command by mistake; and a command without tasks left is seen to be so from the ticket alone.
   static constexpr uint64_t kCommandShift = 32;
   static constexpr uint64_t kRunShift = 48;
   static constexpr uint64_t kOver = 0xffff;

@@ -24,7 +24,8 @@ int64_t extent(const std::string& op, const TensorSpec& t) {
     }
   }
   int64_t bytes;
-  if (__builtin_mul_overflow(last + 1, size_of(t.dtype), &bytes)) refuse(op, "a tensor is too large");
+  if (__builtin_mul_overflow(last + 1, size_of(t.dtype), &bytes))
+    refuse(op, "a tensor is too large");
   return bytes;
 }
 
@@ -96,7 +97,8 @@ void Program::bind(int base, uintptr_t pointer, int64_t size) {
   }
   if (pointer == 0 && bases_[base] > 0) refuse("bind", "the address is null");
   for (const Use& use : uses_[base]) {
-    calls_[use.call].operands[use.operand].data = reinterpret_cast<std::byte*>(pointer) + use.offset;
+    calls_[use.call].operands[use.operand].data =
+        reinterpret_cast<std::byte*>(pointer) + use.offset;
   }
   bound_[base] = true;
 }

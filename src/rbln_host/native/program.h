@@ -28,14 +28,15 @@ struct CommandSpec {
   bool by_token = false;
 };
 
-// The call of a command, its operands' addresses not yet set. Throws std::invalid_argument, with the
-// operator's name, for operands that the kernel would not take.
+// The call of a command, its operands' addresses not yet set. Throws std::invalid_argument, with
+// the operator's name, for operands that the kernel would not take.
 Call check(const CommandSpec& spec);
 
 class Program {
  public:
   // Throws std::invalid_argument when a command is not valid or an operand leaves its base.
-  Program(const std::vector<CommandSpec>& commands, std::vector<int64_t> bases, KernelTable kernels);
+  Program(const std::vector<CommandSpec>& commands, std::vector<int64_t> bases,
+          KernelTable kernels);
 
   // Places base `base` at `pointer`; `size` must not be less than what was declared.
   void bind(int base, uintptr_t pointer, int64_t size);

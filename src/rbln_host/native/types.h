@@ -141,7 +141,7 @@ struct Call {
   float soft_cap = 0;
   int64_t variance_size = 0;
   int64_t window = 0;
-  int64_t rows = 0;   // embedding: rows and width of the table
+  int64_t rows = 0;  // embedding: rows and width of the table
   int64_t width = 0;
   bool packed = false;
   bool by_token = false;  // axis 0 of every operand with rows is the program's tokens

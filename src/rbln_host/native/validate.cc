@@ -21,14 +21,16 @@ class Checker {
   }
 
   void count(size_t expected) const {
-    that(spec_.tensors.size() == expected, "it takes " + std::to_string(expected) + " tensors, not " +
+    that(spec_.tensors.size() == expected, "it takes " + std::to_string(expected) +
+                                               " tensors, not " +
                                                std::to_string(spec_.tensors.size()));
   }
 
   double number(const std::string& name, double least, double most) const {
     const auto found = spec_.numbers.find(name);
     that(found != spec_.numbers.end(), "the number " + name + " is missing");
-    that(found->second >= least && found->second <= most, "the number " + name + " is out of range");
+    that(found->second >= least && found->second <= most,
+         "the number " + name + " is out of range");
     return found->second;
   }
 
@@ -130,9 +132,9 @@ void need_packed(const Checker& c, const Operand& w, DType dtype, int64_t column
   c.that(w.present && w.dtype == dtype && is_contiguous(w), "the weight is not packed");
   const int64_t groups = (columns + 15) / 16;
   const bool pairs = dtype == DType::kBFloat16;
-  const bool fits = pairs ? w.ndim == 4 && w.shape[1] == (k + 1) / 2 && w.shape[2] == 16 &&
-                                w.shape[3] == 2
-                          : w.ndim == 3 && w.shape[1] == k && w.shape[2] == 16;
+  const bool fits =
+      pairs ? w.ndim == 4 && w.shape[1] == (k + 1) / 2 && w.shape[2] == 16 && w.shape[3] == 2
+            : w.ndim == 3 && w.shape[1] == k && w.shape[2] == 16;
   c.that(fits && w.shape[0] == groups, "the packed weight does not have the input's width");
 }
 
@@ -324,7 +326,8 @@ void check_argmax(const Checker& c, Call& call) {
   need_rows(c, x, x.dtype, "input");
   c.that(x.ndim == 2 && x.shape[1] > 0, "input needs rows of at least one element");
   need_axes(c, out, 1, "output");
-  c.that(out.dtype == DType::kInt64 && out.shape[0] == x.shape[0], "output must be int64, one a row");
+  c.that(out.dtype == DType::kInt64 && out.shape[0] == x.shape[0],
+         "output must be int64, one a row");
   need_own_memory(c, out, "output");
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vectors of 16 lanes for the instruction set this file is compiled for.
 //
-// GCC's vector extension lowers them to what the target has: one zmm, two ymm or four xmm registers.
-// Included only by kernels.cc, once per instruction set, inside that set's namespace.
+// GCC's vector extension lowers them to what the target has: one zmm, two ymm or four xmm
+// registers. Included only by kernels.cc, once per instruction set, inside that set's namespace.
 #pragma once
 
 #include <cmath>

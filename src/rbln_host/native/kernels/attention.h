@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // paged_attention: how a call splits into items, and what both ways of computing them share.
 //
-// Few queries per sequence (decode): one item per query, KV head and part of the context. Parts have a
-// fixed length (flash decoding, Dao et al.), so the order of additions depends on the query's
-// position alone, not on the number of threads or on other rows.
-// Many queries (prefill): one item per block of queries and KV head, see attention_block.h.
+// Few queries per sequence (decode): one item per query, KV head and part of the context. Parts
+// have a fixed length (flash decoding, Dao et al.), so the order of additions depends on the
+// query's position alone, not on the number of threads or on other rows. Many queries (prefill):
+// one item per block of queries and KV head, see attention_block.h.
 #pragma once
 
 #include <algorithm>
@@ -76,8 +76,8 @@ RBLN_INLINE const T* key_row(const Attention& a, Shared& shared, int64_t sequenc
          position % a.block_size * a.kv.stride[2];
 }
 
-// Calls `function(pointer to the first key's row, first key, number of keys)` for each run of keys in
-// [first, end) that lie in one block. False when a block does not exist.
+// Calls `function(pointer to the first key's row, first key, number of keys)` for each run of keys
+// in [first, end) that lie in one block. False when a block does not exist.
 template <class T, class F>
 RBLN_INLINE bool for_runs(const Attention& a, Shared& shared, int64_t sequence, int64_t head,
                           int64_t first, int64_t end, F function) {

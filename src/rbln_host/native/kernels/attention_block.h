@@ -119,8 +119,7 @@ bool pack_tile(const Attention& a, Shared& shared, const AttentionItem& item, in
                int64_t count, int64_t lowest, const BlockScratch<T>& s) {
   const T* rows[kKeyTile + 16] = {};
   const bool found = for_runs<T>(a, shared, item.row, item.head, std::max(first, lowest),
-                                 first + count,
-                                 [&](const T* keys, int64_t key, int64_t run) {
+                                 first + count, [&](const T* keys, int64_t key, int64_t run) {
                                    for (int64_t j = 0; j < run; ++j) {
                                      rows[key - first + j] = keys + j * a.kv.stride[2];
                                    }
@@ -223,7 +222,8 @@ void attend_block(const Attention& a, Shared& shared, const AttentionItem& item,
       lowest = std::min(lowest, a.first_key(position));
       highest = std::max(highest, position);
     }
-    const int64_t at = (first_token + q) * a.query.stride[0] + item.head * a.group * a.query.stride[1];
+    const int64_t at =
+        (first_token + q) * a.query.stride[0] + item.head * a.group * a.query.stride[1];
     for (int64_t g = 0; g < a.group; ++g) {
       Row<T>* target = s.query + (q * a.group + g) * a.size;
       if (position < 0) {  // padding may hold anything

@@ -178,8 +178,8 @@ RBLN_INLINE void soften(float* s, int64_t count, Running& running, float* o, int
   }
 }
 
-// A part's result, as kept until all parts of its query and KV head are there: per head of the group
-// the maximum and the sum, then `size` floats of output that are not yet divided by the sum.
+// A part's result, as kept until all parts of its query and KV head are there: per head of the
+// group the maximum and the sum, then `size` floats of output that are not yet divided by the sum.
 //
 // Keys and values are read together, some keys at a time: a block's rows are one stream of memory.
 // `next` is what this thread will probably read after.
@@ -191,9 +191,9 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item,
   Running* running = reinterpret_cast<Running*>(scores + a.group * kStepKeys);
   float* query_f32 = reinterpret_cast<float*>(running + a.group);
   int64_t row_stride;
-  const Row<T>* rows = as_rows(
-      a.query.as<T>() + n * a.query.stride[0] + item.head * a.group * a.query.stride[1],
-      a.query.stride[1], static_cast<int>(a.group), a.size, query_f32, &row_stride);
+  const Row<T>* rows =
+      as_rows(a.query.as<T>() + n * a.query.stride[0] + item.head * a.group * a.query.stride[1],
+              a.query.stride[1], static_cast<int>(a.group), a.size, query_f32, &row_stride);
   const int64_t stride = a.kv.stride[2];
   float* o = partial + 2 * a.group;
   std::memset(o, 0, sizeof(float) * a.group * a.size);
@@ -231,8 +231,7 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item,
 
 // Puts the parts of a query and KV head together, in order.
 template <class T>
-void combine_parts(const Attention& a, const AttentionItem& item, const float* partials,
-                   float* o) {
+void combine_parts(const Attention& a, const AttentionItem& item, const float* partials, float* o) {
   const int64_t floats = a.partial_floats();
   for (int64_t g = 0; g < a.group; ++g) {
     float most = -INFINITY, total = 0;

@@ -32,7 +32,8 @@ RBLN_INLINE void store_strided(const Operand& x, int64_t offset, Vec v, int64_t 
     using T = std::remove_pointer_t<decltype(type)>;
     T* p = x.as<T>() + offset;
     if (step == 1) return store_some(p, v, count);
-    for (int64_t i = 0; i < std::min<int64_t>(count, kLanes); ++i) p[i * step] = from_float<T>(v[i]);
+    for (int64_t i = 0; i < std::min<int64_t>(count, kLanes); ++i)
+      p[i * step] = from_float<T>(v[i]);
   });
 }
 
@@ -175,7 +176,8 @@ inline void convert_elements(const Operand& x, int64_t from, const Operand& out,
   }
 }
 
-inline void copy_row(const Operand& x, int64_t from, const Operand& out, int64_t to, int64_t width) {
+inline void copy_row(const Operand& x, int64_t from, const Operand& out, int64_t to,
+                     int64_t width) {
   const int64_t from_step = x.stride[x.ndim - 1], to_step = out.stride[out.ndim - 1];
   if (x.dtype == out.dtype) {
     switch (size_of(x.dtype)) {

@@ -29,8 +29,8 @@ struct LinearShape {
 
 constexpr int64_t kTaskBytes = 256 * 1024;  // weights a task reads: some microseconds of bandwidth
 
-// The number of groups per task depends on the shape alone: results never do, but a plan that is the
-// same for every number of threads is easier to reason about.
+// The number of groups per task depends on the shape alone: results never do, but a plan that is
+// the same for every number of threads is easier to reason about.
 inline int64_t groups_per_task(const LinearShape& s, int64_t group_bytes) {
   const int64_t granule = s.rows > kSlimRows ? (s.gated ? 1 : 2) : (s.gated ? 2 : 4);
   int64_t units = std::max<int64_t>(1, kTaskBytes / (group_bytes * (s.gated ? 2 : 1) * granule));
@@ -41,8 +41,7 @@ inline int64_t groups_per_task(const LinearShape& s, int64_t group_bytes) {
 
 inline int64_t group_bytes(const Call& call) {
   const int64_t k = call[0].shape[1];
-  return call[0].dtype == DType::kBFloat16 ? (k + 1) / 2 * 64
-                                           : k * kLanes * size_of(call[0].dtype);
+  return call[0].dtype == DType::kBFloat16 ? (k + 1) / 2 * 64 : k * kLanes * size_of(call[0].dtype);
 }
 
 inline int64_t linear_plan(const Call& call, Shared& shared, int) {
@@ -89,7 +88,8 @@ RBLN_INLINE void finish_gated(const Call& call, const float* gate, const float* 
   }
   for (int m = 0; m < rows; ++m) {
     const Vec g = activate(call.activation, load(gate + m * ldc) + gate_bias);
-    store(out.as<T>() + (first_row + m) * out.stride[0] + column, g * (load(up + m * ldc) + up_bias));
+    store(out.as<T>() + (first_row + m) * out.stride[0] + column,
+          g * (load(up + m * ldc) + up_bias));
   }
 }
 
