@@ -188,6 +188,17 @@ def test_nothing_is_fused_across_a_write(place: int) -> None:
     b.assert_same(before, after, 1.6e-2)
 
 
+def test_a_norm_whose_input_is_written_to_stays_in_its_place() -> None:
+    b = build(torch.float32)
+    b("n = rbln::rms_norm", "x", None, 1e-5, 0)
+    b("_ = mul_.Tensor", "x", 2.0)
+    b("out = mul.Tensor", "n", "w")
+    before = b.captured("out")
+    after = fuse_norm(before)
+    assert text(after) == text(before)
+    b.assert_same(before, after)
+
+
 @pytest.mark.parametrize(
     ("exponent", "axes", "keep"), [(3, [-1], True), (2, [0], True), (2, [-1, -2], True)]
 )

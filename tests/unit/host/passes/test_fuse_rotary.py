@@ -13,7 +13,7 @@ ROUND_ONCE = {torch.float32: 1e-6, torch.bfloat16: 1.6e-2}
 
 
 def build(dtype: torch.dtype = torch.float32, *, size: int = 8) -> Build:
-    b = Build(dtype, x=(3, 2, size), y=(3, 2, size), z=(3, 3, 2, 8), positions=POSITIONS)
+    b = Build(dtype, x=(3, 2, size), y=(3, 2, size), z=(3, 3, 8, 8), positions=POSITIONS)
     b.weight("table", 9, 8)
     b("rows = index_select", "table", 0, "positions")
     b("cos, sin = chunk", "rows", 2, -1)
@@ -160,16 +160,16 @@ def test_a_table_of_another_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "axis", "positions"),
+    ("tokens", "columns", "axis", "positions"),
     [
-        (2, 0, POSITIONS),  # one angle for all features
-        (8, 0, POSITIONS[:1]),  # one position for all tokens
-        (8, 1, torch.tensor([2, 0, 7, 1, 3, 4, 5, 6])),  # columns in another order
+        (3, 2, 0, POSITIONS),  # one angle for all features
+        (3, 8, 0, POSITIONS[:1]),  # one position for all tokens
+        (8, 8, 1, torch.tensor([2, 0, 7, 1, 3, 4, 5, 6])),  # columns in another order
     ],
 )
-def test_other_lookups(columns: int, axis: int, positions: torch.Tensor) -> None:
-    b = Build(x=(3, 2, 8), positions=positions)
-    b.weight("table", 9 if axis == 0 else 3, columns)
+def test_other_lookups(tokens: int, columns: int, axis: int, positions: torch.Tensor) -> None:
+    b = Build(x=(tokens, 2, 8), positions=positions)
+    b.weight("table", 8, columns)
     b("rows = index_select", "table", axis, "positions")
     b("cos, sin = chunk", "rows", 2, -1)
     b("c = unsqueeze", "cos", -2)

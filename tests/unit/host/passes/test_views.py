@@ -15,7 +15,7 @@ END = 9223372036854775807
 
 def parts(*calls: tuple[Any, ...]) -> tuple[str | None, str | None, str | None]:
     """What ``a`` and ``b`` are joined, as halves, and taking turns."""
-    build = Build(x=(2, 3, 8), y=(2, 3, 8))
+    build = Build(x=(3, 3, 8), y=(3, 3, 8))
     for call in calls:
         build(*call)
     captured = build.captured("a", "b")
@@ -81,6 +81,11 @@ NEITHER: dict[str, list[tuple[Any, ...]]] = {
         ("t = transpose.int", "x", 0, 1),
         cut("a", 2, 0, 4, source="t"),
         cut("b", 2, 4, END),
+    ],
+    "turned turns": [
+        ("t = transpose.int", "x", 0, 1),
+        cut("a", 2, 0, END, 2, source="t"),
+        cut("b", 2, 1, END, 2),
     ],
     "the same twice": [cut("a", 2, 0, 4), cut("b", 2, 0, 4)],
     "a single element": [
