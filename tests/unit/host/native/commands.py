@@ -60,6 +60,7 @@ class CommandSpec:
     tensors: tuple[Spec | None, ...]
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
+    by_token: bool = False
 
     def with_tensor(self, index: int, spec: Spec | None) -> "CommandSpec":
         tensors = list(self.tensors)
@@ -79,7 +80,7 @@ class CommandSpec:
             )
             for index, spec in enumerate(self.tensors)
         ]
-        return _native.Command(self.op, operands, dict(self.numbers), self.text)
+        return _native.Command(self.op, operands, dict(self.numbers), self.text, self.by_token)
 
     def bases(self) -> list[int]:
         """Just large enough for contiguous operands at offset 0."""

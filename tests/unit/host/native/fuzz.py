@@ -136,7 +136,7 @@ class Fuzzer:
 
     def run(self, case: int) -> None:
         rng = Random(f"{self._seed} {case}")
-        command = random_command(rng)
+        command = replace(random_command(rng), by_token=rng.random() < 0.3)
         for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
             command = spoil(rng, command)
         sizes = [min(REGION, self._size(spec)) for spec in command.tensors]
@@ -148,7 +148,7 @@ class Fuzzer:
             return
         self._bind(program, command, sizes, case, at_end=rng.random() < 0.7)
         try:
-            program.run(self._pool)
+            program.run(self._pool, rng.choice((0, 1, 3, 16, (1 << 63) - 1)))
             self.outcomes[f"ran {command.op}"] += 1
         except IndexError:
             self.outcomes["out of range"] += 1

@@ -18,6 +18,9 @@ CPUS = sorted(os.sched_getaffinity(0))
 GUARD = 128
 """Elements before and after each tensor that no command may touch."""
 
+ALL = (1 << 63) - 1
+"""As many tokens as there are."""
+
 RELATIVE = {torch.float32: 2e-5, torch.float16: 6e-4, torch.bfloat16: 4e-3}
 """One rounding to the dtype of a value computed in fp32."""
 ABSOLUTE = 2e-5
@@ -32,6 +35,7 @@ class Op:
     tensors: Sequence[Tensor | None]
     numbers: Mapping[str, float] = field(default_factory=dict)
     text: str = ""
+    by_token: bool = False
 
     def outputs(self) -> list[Tensor]:
         found = [self.tensors[i] for i in OUTPUTS[self.name]]
@@ -49,6 +53,7 @@ class Loaded:
                 [None if tensor is None else self._operand(tensor) for tensor in op.tensors],
                 dict(op.numbers),
                 op.text,
+                op.by_token,
             )
             for op in ops
         ]
@@ -57,8 +62,8 @@ class Loaded:
         for base, whole in enumerate(self.storages.values()):
             self.program.bind(base, whole.data_ptr(), whole.nbytes)
 
-    def run(self, pool: object) -> None:
-        self.program.run(pool)
+    def run(self, pool: object, tokens: int = ALL) -> None:
+        self.program.run(pool, tokens)
 
     def _operand(self, tensor: Tensor) -> object:
         whole = whole_storage(tensor)
@@ -72,7 +77,7 @@ class Loaded:
         )
 
 
-def run(op: Op, isa: str, pool: object = None) -> None:
+def run(op: Op, isa: str, pool: object = None, tokens: int = ALL) -> None:
     """Run one command, by default on one thread.
 
     Fails when a byte changes that belongs to no element of its outputs."""
@@ -80,7 +85,7 @@ def run(op: Op, isa: str, pool: object = None) -> None:
     loaded = Loaded([op], isa)
     before = {pointer: whole.clone() for pointer, whole in loaded.storages.items()}
     try:
-        loaded.run(pool)
+        loaded.run(pool, tokens)
     finally:
         for pointer, whole in loaded.storages.items():
             outputs = [t for t in op.outputs() if whole_storage(t).data_ptr() == pointer]
