@@ -186,7 +186,10 @@ void check_rms_norm(const Checker& c, Call& call) {
   need_rows(c, out, x.dtype, "output");
   need_own_memory(c, out, "output");
   c.that(same_shape(x, out) && x.last() > 0, "input and output have different shapes");
-  need_vector(c, call[adds ? 2 : 1], x.dtype, x.last(), "weight");
+  const Operand& weight = call[adds ? 2 : 1];
+  // Gemma's 1 + weight is kept in fp32.
+  need_vector(c, weight, weight.dtype == DType::kFloat32 ? weight.dtype : x.dtype, x.last(),
+              "weight");
   c.that(call.variance_size <= x.last(), "variance_size is larger than a row");
   if (!adds) return;
   need_rows(c, call[1], x.dtype, "residual");

@@ -75,10 +75,13 @@ void rms_norm_rows(const Call& call, const Shared& shared, int64_t task, float* 
     });
     const float factor = 1.0f / std::sqrt(mean_square(row_f32, measured) + call.epsilon);
     T* target = out.as<T>() + out.row_offset(row);
-    const T* scale = weight.as<T>();
+    const bool in_f32 = weight.dtype == DType::kFloat32;
     for_vectors(width, [&](int64_t i, auto lanes) {
       Vec v = load_some(row_f32 + i, lanes) * factor;
-      if (scale) v *= load_some(scale + i, lanes);
+      if (weight.present) {
+        v *= in_f32 ? load_some(weight.as<float>() + i, lanes)
+                    : load_some(weight.as<T>() + i, lanes);
+      }
       store_some(target + i, v, lanes);
     });
   });
