@@ -35,9 +35,12 @@ $(SETUP): requirements/host.txt requirements/dev.txt pyproject.toml
 	@$(PYTHON) scripts/setup_venv.py $(VENV)
 	@touch $@
 
-# What pip has built once, Ninja renews; `make clean` removes it.
+# What pip has built once, Ninja renews, while the CMake that pip used is there: that of an isolated
+# build is not.
 native: $(SETUP) ## compile what has changed of the native executor
-	@[ -f $(NATIVE_BUILD)/build.ninja ] || $(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@[ -x "$$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' $(NATIVE_BUILD)/CMakeCache.txt 2>/dev/null)" ] || \
+	  { echo "compiling the native executor, a minute or two"; \
+	    $(BIN)/pip install -q --no-build-isolation --no-deps -e .; }
 	@$(BIN)/cmake --build $(NATIVE_BUILD) -- --quiet
 
 model: $(DEFAULT_MODEL) ## make the demonstration model's directory (once)
