@@ -56,7 +56,8 @@ def check_choice(step: Step) -> None:
 
 def test_every_batch_size_runs_its_smallest_bucket(llm: LLM) -> None:
     """Six requests that end one after the other walk all batch sizes."""
-    params = [greedy(4 + 3 * index) for index in range(MOST)]
+    # The first must still run when the last joins: prefills and decode steps take turns.
+    params = [greedy(2 + MOST + 3 * index) for index in range(MOST)]
     with recorded_steps(llm) as steps:
         generate(llm, [prompt(5, seed) for seed in range(MOST)], params)
     decodes = [step for step in steps if step.plan.kind is StepKind.DECODE]
