@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LIMIT = """
+import os
 import resource
 from rbln_host import _native
 import numpy as np
@@ -22,22 +23,29 @@ def limit(megabytes):
     size = pages * resource.getpagesize() + (megabytes << 20)
     resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 
-def program(op, arrays, numbers):
-    operands = [
-        None if a is None else _native.Tensor(
-            i, 0, str(a.dtype), list(a.shape), [s // a.itemsize for s in a.strides]
-        )
-        for i, a in enumerate(arrays)
-    ]
-    sizes = [0 if a is None else a.nbytes for a in arrays]
-    loaded = _native.Program([_native.Command(op, operands, numbers, "")], sizes, "portable")
-    for i, a in enumerate(arrays):
+def operand(base, array):
+    strides = [stride // array.itemsize for stride in array.strides]
+    return _native.Tensor(base, 0, str(array.dtype), list(array.shape), strides)
+
+def program(*calls):
+    bases, commands = [], []
+    for op, arrays, numbers in calls:
+        operands = [a if a is None else operand(len(bases) + i, a) for i, a in enumerate(arrays)]
+        commands.append(_native.Command(op, operands, numbers, ""))
+        bases += arrays
+    sizes = [0 if a is None else a.nbytes for a in bases]
+    loaded = _native.Program(commands, sizes, "portable")
+    for i, a in enumerate(bases):
         if a is not None:
             loaded.bind(i, a.ctypes.data, a.nbytes)
     return loaded
 
+def cpus(count):
+    allowed = sorted(os.sched_getaffinity(0))
+    return [allowed[i % len(allowed)] for i in range(count)]
+
 source, target = np.ones((8, 8), np.float32), np.zeros((8, 8), np.float32)
-copy = program("copy", [source, target], {})
+copy = program(("copy", [source, target], {}))
 """
 
 
@@ -54,7 +62,8 @@ def succeeds(script: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_plan_that_is_too_large(threads: int) -> None:
-    """Attention to 2^30 positions from each of 8 sequences. The next command runs nevertheless."""
+    """Attention to 2^30 positions from each of 8 sequences, planned by any thread of the pool after
+    another command. The next program runs nevertheless."""
     succeeds(f"""
     kv = np.zeros((1, 1, 1 << 16, 32), np.float32)
     table = np.zeros((8, 1 << 14), np.int32)
@@ -62,10 +71,11 @@ def test_a_plan_that_is_too_large(threads: int) -> None:
     query, out = np.zeros((8, 1, 16), np.float32), np.zeros((8, 1, 16), np.float32)
     numbers = {{"scale": 1.0, "window": 0.0, "soft_cap": 0.0}}
     tensors = [query, kv, table, positions, None, None, out]
-    attention = program("paged_attention", tensors, numbers)
-    pool = _native.Pool([0] * {threads})
+    wide = [np.ones((64, 16384), np.float32) for _ in range(2)]
+    attention = program(("copy", wide, {{}}), ("paged_attention", tensors, numbers))
+    pool = _native.Pool(cpus({threads}))
     limit(200)
-    for _ in range(2):
+    for _ in range(30):
         try:
             attention.run(pool)
         except MemoryError:
@@ -81,11 +91,11 @@ def test_more_threads_than_the_system_gives() -> None:
     succeeds("""
     limit(60)
     try:
-        _native.Pool([0] * 64)
+        _native.Pool(cpus(64))
     except RuntimeError as error:
         print(error)
     else:
         raise AssertionError("there were threads for it")
-    copy.run(_native.Pool([0, 0]))
+    copy.run(_native.Pool(cpus(2)))
     assert target.all()
     """)

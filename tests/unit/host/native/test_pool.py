@@ -230,15 +230,17 @@ def test_pools_end(spin_us: int, threads: int) -> None:
     wait_until(lambda: not workers() - before)
 
 
-def test_commands_without_tasks() -> None:
-    """Nothing is to be done for some, for the first, the last, or all."""
-    nothing = Op("copy", [torch.empty(0, 3), torch.empty(0, 3)])
+@pytest.mark.parametrize("rows", [0, 3])
+def test_commands_without_tasks(rows: int) -> None:
+    """Nothing is to be done for some, for the first, the last, or all: their outputs are empty, or
+    a run has no tokens."""
+    nothing = Op("copy", [torch.empty(rows, 3), torch.empty(rows, 3)], by_token=True)
     pool = _native.Pool(cpus(2))
     for pattern in ((0,), (1,), (0, 1), (1, 0), (0, 1, 0), (0, 0), (1, 0, 0, 1)):
         counter = torch.zeros(1)
         add = Op("elementwise", [counter, counter], text="i0 c1.0 add")
         program = Loaded([add if something else nothing for something in pattern], "portable")
-        finish(lambda program=program: program.run(pool))  # type: ignore[misc]
+        finish(lambda program=program: program.run(pool, 0))  # type: ignore[misc]
         assert counter.item() == sum(pattern)
 
 

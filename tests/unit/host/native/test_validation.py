@@ -174,6 +174,32 @@ def test_what_must_be_bound() -> None:
             program.bind(base, 4096, 60)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        VALID["rms_norm"].with_tensor(0, Spec((0, HUGE))).with_tensor(1, None),
+        VALID["layer_norm"].with_tensor(0, Spec((0, HUGE))).with_tensor(1, None),
+        VALID["paged_attention"].with_tensor(0, Spec((0, 1 << 34, 16))),
+        VALID["copy"].with_tensor(0, Spec((HUGE, 0))),
+    ],
+    ids=lambda spec: spec.op,
+)
+def test_empty_outputs_need_nothing(spec: CommandSpec) -> None:
+    """Neither memory nor time, however large their other axes are."""
+    first = spec.tensors[0]
+    assert first is not None
+    last = len(spec.tensors) - 1
+    spec = spec.with_tensor(last, replace(first, dtype=first.dtype))
+    if spec.op == "paged_attention":
+        spec = spec.with_tensor(3, Spec((0,), "int32")).with_tensor(4, None).with_tensor(5, None)
+    if spec.op == "layer_norm":
+        spec = spec.with_tensor(2, None)
+    program = spec.program()
+    for base, size in enumerate(spec.bases()):
+        program.bind(base, 4096, size)
+    program.run(_native.Pool([0]))
+
+
 def test_a_program_of_nothing() -> None:
     _native.Program([], [], "portable").run(_native.Pool([0]))
 
