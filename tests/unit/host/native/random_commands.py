@@ -71,7 +71,7 @@ def rms_norm(rng: Random, dtype: str) -> CommandSpec:
     shape = (*some_shape(rng)[:-1], rng.choice((1, 15, 16, 17, 33)))
     numbers = {"epsilon": 1e-5, "variance_size": float(rng.randint(0, shape[-1]))}
     one = [loose(rng, shape, dtype) for _ in range(4)]
-    weight = maybe(rng, Spec(shape[-1:], dtype))
+    weight = maybe(rng, Spec(shape[-1:], rng.choice((dtype, "float32"))))
     if rng.random() < 0.5:
         return CommandSpec("rms_norm", (one[0], weight, one[1]), numbers)
     return CommandSpec("add_rms_norm", (one[0], one[1], weight, one[2], one[3]), numbers)

@@ -51,6 +51,8 @@ TENSORS = [
     ("rms_norm", 0, Spec((3, 7)), "different shapes"),
     ("rms_norm", 0, Spec((3, 0)), "different shapes"),
     ("rms_norm", 1, Spec((5,)), "weight has the wrong size"),
+    ("rms_norm", 1, Spec((6,), BF16), "weight has the wrong dtype"),
+    ("rms_norm", 1, Spec((6,), I32), "weight has the wrong dtype"),
     ("rms_norm", 2, Spec((3, 6), strides=(0, 1)), "output is written"),
     ("add_rms_norm", 1, Spec((3, 5)), "residual and input differ"),
     ("add_rms_norm", 1, None, "residual is missing"),

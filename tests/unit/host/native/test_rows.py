@@ -47,7 +47,8 @@ def test_rms_norm(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, shape, epsilon = data.draw(seeds), data.draw(shapes()), data.draw(epsilons)
     width = shape[-1]
     x = placed(data.draw, random(seed, *shape, dtype=dtype))
-    weight = optional(data.draw, random(seed + 1, width, dtype=dtype))
+    weight_dtype = data.draw(st.sampled_from((dtype, torch.float32)))
+    weight = optional(data.draw, random(seed + 1, width, dtype=weight_dtype))
     out = placed(data.draw, blank(shape, dtype))
     measured = data.draw(st.integers(0, width))
     numbers = {"epsilon": epsilon, "variance_size": measured}
