@@ -95,6 +95,20 @@ def test_scores_far_apart(isa: str, dtype: torch.dtype) -> None:
 
 @each_level
 @each_dtype
+def test_a_nan_key_is_for_those_who_see_it(isa: str, dtype: torch.dtype) -> None:
+    for positions in ([[3], [20]], [[*range(3, 27)]]):
+        call = build(1, Heads(1, 2, 16, 16), positions, Rules(), dtype)
+        for row in call.table:
+            if 0 <= int(row[0]) < len(call.kv):
+                call.kv[int(row[0]), :, 7, 0] = torch.nan
+        out = call.output()
+        run(call.op(out), isa)
+        assert torch.equal(out.isnan().all(-1).all(-1), call.positions >= 7)
+        assert torch.equal(out.isnan().any(-1).any(-1), call.positions >= 7)
+
+
+@each_level
+@each_dtype
 def test_all_padding(isa: str, dtype: torch.dtype) -> None:
     for queries in (1, 16):
         call = build(1, Heads(1, 1, 16, 16), [[-1] * queries] * 2, Rules(), dtype)

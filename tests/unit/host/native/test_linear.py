@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix kernels against their eager references in fp32."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +118,25 @@ def test_no_rows(isa: str, dtype: torch.dtype) -> None:
     x = torch.empty(0, 8, dtype=dtype)
     run(Op("linear", [x, weight, None, None, torch.empty(0, 32, dtype=dtype)], text="none"), isa)
     run(Op("gated_linear", [x, weight, None, torch.empty(0, 16, dtype=dtype)], text="silu"), isa)
+
+
+@each_level
+@each_dtype
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_stays_alone(isa: str, dtype: torch.dtype, value: float) -> None:
+    """Rows of padding may hold anything."""
+    x, weight = random(1, 13, 40, dtype=dtype), weight_of(2, 32, 40, dtype)
+    results = []
+    for row in (x[4].clone(), torch.full_like(x[4], value)):
+        x[4] = row
+        out, gated = blank((13, 32), dtype), blank((13, 16), dtype)
+        run(Op("linear", [x, pack(weight), None, None, out], text="none"), isa)
+        run(Op("gated_linear", [x, pack(weight), None, gated], text="silu"), isa)
+        results.append((out, gated))
+    for finite, other in zip(*results, strict=True):
+        assert not other[4].isfinite().any()
+        assert_same_bits(finite[:4], other[:4])
+        assert_same_bits(finite[5:], other[5:])
 
 
 @each_level
