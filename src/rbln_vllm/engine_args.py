@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.rbln.engine_args")
 
+NO_CHUNKED_PREFILL = (
+    "Chunked prefill cannot be turned off: programs have one prefill length. "
+    "Leave out --no-enable-chunked-prefill."
+)
+
 
 def prepare(args: "EngineArgs") -> None:
     """Resolve the implementation and the options in place, and fill in the device's defaults.
@@ -59,6 +64,8 @@ def _check_raw(args: "EngineArgs") -> None:
             f"--max-model-len {args.max_model_len} (-1 is auto) is not supported: programs are "
             "compiled for one length. Give the length, or leave it out for the model's own"
         )
+    if args.enable_chunked_prefill is False:
+        raise ValueError(NO_CHUNKED_PREFILL)  # vLLM would speak of the batch's size instead
     if args.async_scheduling:
         logger.warning_once("Disabling asynchronous scheduling: it is not built yet")
     args.async_scheduling = False

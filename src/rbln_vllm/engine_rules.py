@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from rbln_vllm import envs
 from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ REFUSALS = (
         lambda c: c.ec_transfer_config is not None,
     ),
     Refusal(
-        "Chunked prefill cannot be turned off: programs have one prefill length. "
-        "Leave out --no-enable-chunked-prefill.",
+        NO_CHUNKED_PREFILL,
         lambda c: not c.scheduler_config.enable_chunked_prefill,
     ),
     Refusal(

@@ -152,7 +152,7 @@ def test_refused_in_words(tiny_llama_dir: Path, case: Refused) -> None:
 def test_the_same_arguments_without_the_fault_are_accepted(tiny_llama_dir: Path) -> None:
     config = EngineArgs(model=str(tiny_llama_dir)).create_engine_config()
     assert (config.cache_config.block_size, config.scheduler_config.max_num_seqs) == (128, 16)
-    assert config.scheduler_config.max_num_batched_tokens == 512
+    assert config.scheduler_config.max_num_batched_tokens == 256
 
 
 MODELS = (
