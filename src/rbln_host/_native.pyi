@@ -42,7 +42,9 @@ class Command:
         tensors: Sequence[Tensor | None],
         numbers: dict[str, float] = ...,
         text: str = "",
-    ) -> None: ...
+        by_token: bool = False,
+    ) -> None:
+        """`by_token`: axis 0 of its rows are the program's tokens, see `Program.run`."""
 
 class Program:
     """Commands checked against each other, with kernels of one instruction set.
@@ -61,9 +63,10 @@ class Program:
             ValueError: there is no such region, or `size` is less than was declared for it.
         """
 
-    def run(self, pool: Pool) -> None:
-        """Run all commands, without the GIL.
+    def run(self, pool: Pool, tokens: int = ...) -> None:
+        """Run all commands, without the GIL; those by token compute their first `tokens` rows only.
 
         Raises:
             IndexError: a token id, slot, block or position is out of range.
+            MemoryError: there is no memory for a command's work list.
         """

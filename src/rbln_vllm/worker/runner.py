@@ -50,7 +50,7 @@ class ProgramRunner(CPUModelRunner):
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
         self._logits_are_masked = False
-        self.sampler = ProgramSampler(self.model_config.logprobs_mode, self._greedy_tokens)
+        self.sampler = ProgramSampler(self.model_config, self._greedy_tokens)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Prepare the programs; the model itself is built only when one must be compiled."""

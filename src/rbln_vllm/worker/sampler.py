@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from vllm.config import ModelConfig
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import (
@@ -25,8 +26,8 @@ class ProgramSampler(Sampler):
     vLLM's way converts all logits to fp32 and searches them again: 2 ms for 32 rows of 49,152.
     """
 
-    def __init__(self, logprobs_mode: Any, greedy_tokens: GreedyTokens) -> None:
-        super().__init__(logprobs_mode=logprobs_mode)
+    def __init__(self, model_config: ModelConfig, greedy_tokens: GreedyTokens) -> None:
+        super().__init__(model_config.logprobs_mode, model_config.use_fp64_gumbel)
         self._greedy_tokens = greedy_tokens
 
     def forward(

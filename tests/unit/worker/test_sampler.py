@@ -17,6 +17,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from rbln_vllm.worker.sampler import ProgramSampler, is_plainly_greedy
 
 ROWS, VOCABULARY = 2, 8
+CONFIG: Any = SimpleNamespace(logprobs_mode="processed_logits", use_fp64_gumbel=True)
 
 
 def metadata(**changes: Any) -> SamplingMetadata:
@@ -92,7 +93,7 @@ def test_a_processor_of_somebody_else_may_do_anything() -> None:
 
 def test_the_programs_tokens_are_taken() -> None:
     logits_RV = torch.randn(ROWS, VOCABULARY, dtype=torch.bfloat16)
-    sampler = ProgramSampler("raw_logprobs", lambda: torch.tensor([5, 3]))
+    sampler = ProgramSampler(CONFIG, lambda: torch.tensor([5, 3]))
     output = sampler(logits_RV, metadata())
     assert output.sampled_token_ids.tolist() == [[5], [3]]
     assert output.sampled_token_ids.dtype == torch.int32
@@ -101,5 +102,11 @@ def test_the_programs_tokens_are_taken() -> None:
 @pytest.mark.parametrize("tokens", [None, torch.tensor([0, 0, 0])], ids=["masked", "other rows"])
 def test_without_them_the_logits_decide(tokens: torch.Tensor | None) -> None:
     logits_RV = torch.eye(ROWS, VOCABULARY)
-    sampler = ProgramSampler("raw_logprobs", lambda: tokens)
+    sampler = ProgramSampler(CONFIG, lambda: tokens)
     assert sampler(logits_RV, metadata()).sampled_token_ids.tolist() == [[0], [1]]
+
+
+def test_vllms_settings_of_the_sampler_are_kept() -> None:
+    sampler = ProgramSampler(CONFIG, lambda: None)
+    assert sampler.logprobs_mode == "processed_logits"
+    assert sampler.use_fp64_gumbel
