@@ -52,7 +52,9 @@ struct Attention {
     return call.window > 0 ? std::max<int64_t>(0, position - call.window + 1) : 0;
   }
   float slope(int64_t head) const { return alibi.present ? alibi.as<float>()[head] : 0.0f; }
-  int64_t partial_floats() const { return group * (size + 2); }
+  // Whole pairs of cache lines: two threads that add to neighbouring parts would otherwise pass the
+  // line they share back and forth.
+  int64_t partial_floats() const { return (group * (size + 2) + 31) / 32 * 32; }
 };
 
 template <class T>
