@@ -105,7 +105,7 @@ class ServerProcess:
         self.url = f"http://{LOCALHOST}:{self.port}"
         self.log_file = log_file
         self.process: subprocess.Popen[str] | None = None
-        self._command = serve_command([*arguments, "--port", str(self.port)])
+        self._command = self.command([*arguments, "--port", str(self.port)])
         self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self._deadline = deadline
         self._on_line = on_line
@@ -137,6 +137,10 @@ class ServerProcess:
     ) -> None:
         if self.process is not None:
             end_group(self.process)
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """The command line; a subclass starts another server that answers `/health`."""
+        return serve_command(arguments)
 
     def log(self) -> str:
         """Everything the server has written so far."""
