@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 
 from rbln_vllm import envs
 from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of
 
@@ -41,10 +42,11 @@ REFUSALS = (
         ),
     ),
     Refusal(
-        "KV transfer and offload are not built yet: leave out --kv-transfer-config and "
-        "--kv-offloading-size.",
-        # vLLM makes a transfer config of the size only after this check.
-        lambda c: c.kv_transfer_config is not None or bool(c.cache_config.kv_offloading_size),
+        "This KV connector is not built yet: use OffloadingConnector (--kv-offloading-size GIB), "
+        "or leave out --kv-transfer-config and --kv-offloading-backend.",
+        lambda c: (
+            c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector != CONNECTOR
+        ),
     ),
     Refusal(
         "Weights are compiled into programs and cannot be offloaded: leave out --cpu-offload-gb "
@@ -118,6 +120,7 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
     for text, applies in MODEL_REFUSALS:
         if applies(config.model_config):
             raise ValueError(text)
+    settle_offload(config)
     for refusal in REFUSALS:
         if refusal.applies(config):
             raise ValueError(refusal.text)
