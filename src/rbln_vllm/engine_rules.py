@@ -45,7 +45,12 @@ REFUSALS = (
         "This KV connector is not built yet: use OffloadingConnector (--kv-offloading-size GIB), "
         "or leave out --kv-transfer-config and --kv-offloading-backend.",
         lambda c: (
-            c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector != CONNECTOR
+            (c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector != CONNECTOR)
+            # vLLM makes a transfer config of it only after this check.
+            or (
+                c.cache_config.kv_offloading_size is not None
+                and c.cache_config.kv_offloading_backend != "native"
+            )
         ),
     ),
     Refusal(
