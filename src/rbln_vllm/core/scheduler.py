@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -159,6 +161,9 @@ class RBLNScheduler(Scheduler):
                 request.next_decode_eligible_step = eligible_step
 
     def _conclude(self, turn: Turn, decodes_waited: bool, output: SchedulerOutput) -> None:
+        if self.connector is not None and output.kv_connector_metadata is None:
+            orders = super()._build_kv_connector_meta(self.connector, output)
+            output.kv_connector_metadata = orders
         self.last_step = classify(output, self.chunk_size)
         if output.num_scheduled_tokens:
             self._barred = frozenset()
@@ -180,10 +185,23 @@ class RBLNScheduler(Scheduler):
     def _can_take_back(self, output: SchedulerOutput) -> bool:
         """Whether an empty ``output`` can be dropped without losing anything it carries.
 
-        Connectors put their orders for the worker into it and forget them.
+        Connectors put their orders for the worker into it and forget them; the KV connector is
+        not asked for its orders before the last attempt.
         """
-        connectors = (self.connector, self.ec_connector, self.aux_output_connector)
+        connectors = (self.ec_connector, self.aux_output_connector)
         return output.kv_cache_block_copies is None and all(c is None for c in connectors)
+
+    def _build_kv_connector_meta(
+        self, connector: KVConnectorBase_V1, scheduler_output: SchedulerOutput
+    ) -> KVConnectorMetadata | None:
+        """Leaves the orders of an empty attempt with the connector, for the one that is emitted.
+
+        Otherwise every other step would be empty while a request waits for its KV.
+        """
+        if not scheduler_output.num_scheduled_tokens:
+            return None
+        orders: KVConnectorMetadata = super()._build_kv_connector_meta(connector, scheduler_output)
+        return orders
 
     def _take_back(self, output: SchedulerOutput, scheduled_before: set[str]) -> None:
         """Puts back what upstream flushed into an ``output`` the runner will not see."""
