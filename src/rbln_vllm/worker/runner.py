@@ -10,12 +10,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.forward_context import BatchDescriptor, get_forward_context
 from vllm.sequence import IntermediateTensors
 from vllm.tasks import GenerationTask
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
@@ -50,6 +51,7 @@ class ProgramRunner(CPUModelRunner):
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
         self._logits_are_masked = False
+        self._kv_connector_output: KVConnectorOutput | None = None
         self.sampler = ProgramSampler(self.model_config, self._greedy_tokens)
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
@@ -123,16 +125,31 @@ class ProgramRunner(CPUModelRunner):
         finally:
             generators.update(kept)
 
+    @contextmanager
+    def maybe_get_kv_connector_output(
+        self, scheduler_output: SchedulerOutput, defer_finalize: bool = False
+    ) -> Iterator[KVConnectorOutput | None]:
+        """Keep what the KV connector reports, for a step that ends in a refusal."""
+        with super().maybe_get_kv_connector_output(scheduler_output, defer_finalize) as output:
+            self._kv_connector_output = output
+            yield output
+
     def _refuse(self, error: MissingProgramError) -> RBLNModelRunnerOutput:
         """End the step without tokens; the scheduler ends its requests with an error."""
         assert self._plan is not None
         self.execute_model_state = None
+        if has_kv_transfer_group():
+            # Connectors that keep a copy of blocks must not keep what was not computed.
+            discard = getattr(get_kv_transfer_group(), "discard_stores", None)
+            if discard is not None:
+                discard()
         requests = list(self._plan.request_ids)
         self._store.count_refused(len(requests))
         return RBLNModelRunnerOutput(
             req_ids=requests,
             req_id_to_index={request: index for index, request in enumerate(requests)},
             sampled_token_ids=[[] for _ in requests],
+            kv_connector_output=self._kv_connector_output,
             refused=dict.fromkeys(requests, str(error)),
         )
 
