@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 
 from rbln_vllm import envs
-from rbln_vllm.config import resolve_config
+from rbln_vllm.config import OptimumRBLNConfig, resolve_config
+from rbln_vllm.config.overrides import CompileOverrides, check_chunk
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.model_impl import decide_from_engine_args
 from rbln_vllm.toolchain import ToolchainError, check_executor
@@ -38,7 +39,33 @@ def prepare(args: "EngineArgs") -> None:
     args.model_impl = "auto"  # upstream's "transformers" is another backend than ours
     args.additional_config = resolve_config(args.additional_config, decision.impl, profile)
     _check_raw(args)
+    if isinstance(args.additional_config, OptimumRBLNConfig):
+        apply_overrides(args, CompileOverrides.of(args.additional_config.optimum_overrides))
     _fill_defaults(args, profile)
+
+
+def apply_overrides(args: "EngineArgs", overrides: CompileOverrides) -> None:
+    """Take sizes from ``optimum_overrides`` where vLLM's arguments do not give them.
+
+    Raises ValueError where both do and disagree, and for a chunk that programs cannot have.
+    """
+    for name, value in (
+        ("max_num_seqs", overrides.batch_size),
+        ("max_model_len", overrides.max_seq_len),
+        ("max_num_batched_tokens", overrides.prefill_chunk_size),
+        ("block_size", overrides.block_size),
+    ):
+        given = getattr(args, name)
+        if value is None:
+            continue
+        if given is not None and given != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"optimum_overrides conflict with vLLM's arguments: {flag} is {given}, the "
+                f"override {value}. Give one of the two"
+            )
+        setattr(args, name, value)
+    check_chunk(args.max_num_batched_tokens, "--max-num-batched-tokens")
 
 
 def _fill_defaults(args: "EngineArgs", profile: DeviceProfile) -> None:

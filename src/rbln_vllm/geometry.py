@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rbln_vllm import envs
-from rbln_vllm.config import RBLNConfig, effective_buckets
+from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.programs import ProgramTable
 
@@ -49,15 +49,15 @@ class Geometry:
         )
 
 
-def options_of(vllm_config: "VllmConfig") -> RBLNConfig:
-    """The resolved options of the vllm implementation.
+def options_of(vllm_config: "VllmConfig") -> AnyRBLNConfig:
+    """The resolved options, whose class says which implementation was selected.
 
     TypeError when the config was not made through the plugin.
     """
     options = vllm_config.additional_config
-    if not isinstance(options, RBLNConfig):
+    if not isinstance(options, RBLNConfig | OptimumRBLNConfig):
         raise TypeError(
-            "this VllmConfig carries no resolved RBLNConfig; build it with "
+            "this VllmConfig carries no resolved RBLNConfig or OptimumRBLNConfig; build it with "
             "EngineArgs(...).create_engine_config()"
         )
     return options

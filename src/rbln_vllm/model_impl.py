@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rbln_vllm import envs
 from rbln_vllm.config import CONFIG_CLASSES, ModelImpl
 from rbln_vllm.devices import DeviceProfile
-from rbln_vllm.models.registry import REGISTRY, TRANSFORMERS_BUILT
+from rbln_vllm.models.architectures import AUTO
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.rbln.model_impl")
 
 ARTIFACT_MANIFEST = "rbln_config.json"
-NOT_BUILT = "the transformers implementation is not built yet; use --model-impl vllm"
+NO_ARTIFACTS = (
+    "serving a directory of compiled programs is not supported yet: start with the model it was "
+    "compiled from, whose programs are taken from the compile cache"
+)
 
 _ALIASES: dict[str, ModelImpl] = {
     "vllm": "vllm",
@@ -53,15 +56,6 @@ _DEVICE_REMEDY = {
     Selector.AUTO: "use a model the transformers implementation has",
 }
 
-# What to do when the transformers implementation was selected but is not built.
-_UNBUILT_REMEDY = {
-    Selector.OBJECT: "pass an RBLNConfig",
-    Selector.OPTION: "",
-    Selector.VARIABLE: "unset VLLM_RBLN_USE_VLLM_MODEL",
-    Selector.PARENT: "start the parent process with --model-impl vllm",
-    Selector.AUTO: "with the model the artifact was compiled from",
-}
-
 
 @dataclass(frozen=True)
 class ImplRequest:
@@ -79,8 +73,7 @@ class ImplRequest:
     model: str
     hf_config_loader: Callable[[], Sequence[str]]
     profile: DeviceProfile
-    registry: Collection[str] = frozenset(REGISTRY)
-    transformers_built: bool = TRANSFORMERS_BUILT
+    registry: Collection[str] = AUTO
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,7 @@ def decide(request: ImplRequest) -> ImplDecision:
     """Runs the ladder: object, `--model-impl`, deprecated variable or parent, then `auto`.
 
     Raises ValueError for an unknown `--model-impl`, for selectors that disagree, for a device that
-    cannot run the vllm implementation, and for the transformers implementation until it is built.
+    cannot run the vllm implementation, and for a directory of compiled programs.
     """
     decision = _explicit(request)
     if decision is not None:
@@ -105,7 +98,8 @@ def decide(request: ImplRequest) -> ImplDecision:
     else:
         decision = _inherited(request) or _auto(request)
     _check_device(decision, request)
-    _check_built(decision, request)
+    if is_compiled_directory(request.model):
+        raise ValueError(f"{request.model}: {NO_ARTIFACTS}")
     return decision
 
 
@@ -192,29 +186,10 @@ def _check_device(decision: ImplDecision, request: ImplRequest) -> None:
     if decision.impl in profile.implementations:
         return
     remedy = _DEVICE_REMEDY[decision.selector]
-    if not request.transformers_built:
-        remedy = f"{_other_device()}, or, once the transformers implementation is built, {remedy}"
     raise ValueError(
         f"{profile.name} cannot run the {decision.impl} implementation, selected by "
         f"{decision.selector} ({decision.reason}): {remedy}"
     )
-
-
-def _check_built(decision: ImplDecision, request: ImplRequest) -> None:
-    if decision.impl == "vllm" or request.transformers_built:
-        return
-    remedy = _UNBUILT_REMEDY[decision.selector]
-    if "vllm" not in request.profile.implementations:
-        elsewhere = f"which {request.profile.name} cannot run, so {_other_device()}"
-        remedy = f"{remedy}, {elsewhere}" if remedy else elsewhere
-    raise ValueError(
-        f"{NOT_BUILT}{', ' + remedy if remedy else ''} (selected by {decision.selector}: "
-        f"{decision.reason})"
-    )
-
-
-def _other_device() -> str:
-    return "unset RBLN_FORCE_NPU_NAME or name a Rebel100 device (RBLN-CR03, RBLN-CR13)"
 
 
 def _impl_of(use_vllm_model: bool) -> ModelImpl:

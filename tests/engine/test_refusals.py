@@ -99,8 +99,18 @@ NOT_BUILT = (
 IMPLEMENTATION_AND_OPTIONS = (
     Refused(("Cannot use FLASH_ATTN backend",), {"attention_backend": "FLASH_ATTN"}),
     Refused(("Cannot use CPU_ATTN backend",), {"attention_backend": "CPU_ATTN"}),
-    Refused(("transformers", "--model-impl vllm"), {"model_impl": "transformers"}),
-    Refused(("transformers", "--model-impl vllm"), {"model_impl": "optimum"}),
+    Refused(
+        ("--max-num-batched-tokens 100", "multiple of 64"),
+        {"model_impl": "optimum", "max_num_batched_tokens": 100},
+    ),
+    Refused(
+        ("optimum_overrides", "--max-num-seqs is 4, the override 2"),
+        {"model_impl": "optimum", "additional_config": {"optimum_overrides": {"batch_size": 2}}},
+    ),
+    Refused(
+        ("optimum_overrides: num_devices is unknown or not built yet",),
+        {"model_impl": "optimum", "additional_config": {"optimum_overrides": {"num_devices": 8}}},
+    ),
     Refused(("'nonsense'", "auto, vllm, transformers, optimum"), {"model_impl": "nonsense"}),
     Refused(("unknown field", "nonsense", "max_prefill_run"), _options(nonsense=1)),
     Refused(("use_w8a8", "fp8", "--rbln-use-w8a8"), _options(use_w8a8=True)),
@@ -121,7 +131,11 @@ DEVICES = (
         {"model_impl": "vllm"},
         _device("RBLN-CA25"),
     ),
-    Refused(("RBLN-CA02", "LlamaForCausalLM"), variables=_device("RBLN-CA02")),
+    Refused(
+        ("RBLN-CA02 cannot run the vllm implementation", "use --model-impl optimum"),
+        {"model_impl": "vllm"},
+        _device("RBLN-CA02"),
+    ),
     Refused(("block_size 12", "multiple of 8"), {"block_size": 12}),
     Refused(
         ("block_size 256", "power of two from 512 to 16384"),

@@ -111,7 +111,7 @@ REFUSED = [
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["--max-num-seqs", "x"], "argument --max-num-seqs"),
     (["--max-model-len", "100000"], "max_model_len (100000) is greater"),
-    (["--model-impl", "optimum"], "model-impl"),
+    (["--model-impl", "terratorch"], "model-impl"),
     (["--rbln-decode-batch-bucket-min", "-3"], "bucket"),
 ]
 

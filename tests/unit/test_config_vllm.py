@@ -99,5 +99,5 @@ def test_the_environment_reaches_the_decision(llama, monkeypatch):
     from vllm.engine.arg_utils import EngineArgs
 
     monkeypatch.setenv("VLLM_RBLN_USE_VLLM_MODEL", "0")
-    with pytest.raises(ValueError, match="not built yet"):
-        model_impl.decide_from_engine_args(EngineArgs(model=llama), HOST)
+    decision = model_impl.decide_from_engine_args(EngineArgs(model=llama), HOST)
+    assert (decision.impl, decision.selector) == ("transformers", model_impl.Selector.VARIABLE)

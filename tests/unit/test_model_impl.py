@@ -6,14 +6,13 @@ import pytest
 from rbln_vllm.config import OptimumRBLNConfig, RBLNConfig
 from rbln_vllm.devices import HOST, resolve_profile
 from rbln_vllm.model_impl import (
-    NOT_BUILT,
     ImplRequest,
     Selector,
+    _auto,
     decide,
     is_compiled_directory,
     parse_model_impl,
 )
-from rbln_vllm.models.registry import REGISTRY, TRANSFORMERS_BUILT
 
 ATOM = resolve_profile("RBLN-CA25")
 
@@ -26,8 +25,7 @@ def _never():
     raise AssertionError("the model config must not be read")
 
 
-# As it will be once the transformers implementation is built: the ladder is the same.
-BUILT = ImplRequest(
+REQUEST = ImplRequest(
     model_impl="auto",
     additional_config={},
     env=None,
@@ -36,9 +34,7 @@ BUILT = ImplRequest(
     hf_config_loader=lambda: ["LlamaForCausalLM"],
     profile=HOST,
     registry=frozenset({"LlamaForCausalLM"}),
-    transformers_built=True,
 )
-TODAY = replace(BUILT, registry=frozenset(REGISTRY), transformers_built=TRANSFORMERS_BUILT)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +63,7 @@ TODAY = replace(BUILT, registry=frozenset(REGISTRY), transformers_built=TRANSFOR
     ],
 )
 def test_explicit_rungs_do_not_read_the_model(changes, impl, selector):
-    decision = decide(replace(BUILT, hf_config_loader=_never, **changes))
+    decision = decide(replace(REQUEST, hf_config_loader=_never, **changes))
     assert (decision.impl, decision.selector) == (impl, selector)
     assert decision.reason
 
@@ -82,7 +78,7 @@ def test_explicit_rungs_do_not_read_the_model(changes, impl, selector):
     ],
 )
 def test_auto_looks_for_the_architecture(loader, impl):
-    decision = decide(replace(BUILT, hf_config_loader=loader))
+    decision = decide(replace(REQUEST, hf_config_loader=loader))
     assert (decision.impl, decision.selector) == (impl, Selector.AUTO)
     assert decision.warnings == ()
 
@@ -92,7 +88,7 @@ def test_auto_with_an_unreadable_config_is_vllm_with_a_warning(error):
     def loader():
         raise error
 
-    decision = decide(replace(BUILT, hf_config_loader=loader))
+    decision = decide(replace(REQUEST, hf_config_loader=loader))
     assert decision.impl == "vllm"
     assert str(error) in decision.warnings[0]
 
@@ -102,15 +98,17 @@ def test_auto_does_not_hide_other_errors():
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        decide(replace(BUILT, hf_config_loader=loader))
+        decide(replace(REQUEST, hf_config_loader=loader))
 
 
 def test_an_artifact_directory_is_transformers(tmp_path):
     (tmp_path / "rbln_config.json").write_text("{}")
-    request = replace(BUILT, model=str(tmp_path), hf_config_loader=_never)
-    decision = decide(request)
+    request = replace(REQUEST, model=str(tmp_path), hf_config_loader=_never)
+    decision = _auto(request)
     assert decision.impl == "transformers"
     assert "holds a compiled optimum-rbln artifact" in decision.reason
+    with pytest.raises(ValueError, match="start with the model it was compiled from"):
+        decide(request)
 
 
 def test_what_counts_as_an_artifact_directory(tmp_path):
@@ -125,7 +123,7 @@ def test_unknown_values_are_refused_with_the_known_ones(value):
     with pytest.raises(ValueError, match="auto, vllm, transformers, optimum"):
         parse_model_impl(value)
     with pytest.raises(ValueError, match="unsupported model implementation"):
-        decide(replace(BUILT, model_impl=value, additional_config=RBLNConfig()))
+        decide(replace(REQUEST, model_impl=value, additional_config=RBLNConfig()))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_unknown_values_are_refused_with_the_known_ones(value):
 )
 def test_object_and_option_must_agree(config, option):
     with pytest.raises(ValueError, match="pass the matching class or leave --model-impl at auto"):
-        decide(replace(BUILT, additional_config=config, model_impl=option))
+        decide(replace(REQUEST, additional_config=config, model_impl=option))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +149,7 @@ def test_object_and_option_must_agree(config, option):
 )
 def test_explicit_answer_and_variable_must_agree(changes, env):
     with pytest.raises(ValueError, match="unset VLLM_RBLN_USE_VLLM_MODEL"):
-        decide(replace(BUILT, env=env, **changes))
+        decide(replace(REQUEST, env=env, **changes))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_explicit_answer_and_variable_must_agree(changes, env):
     ],
 )
 def test_using_the_variable_is_warned_about(changes, flag):
-    (warning,) = decide(replace(BUILT, **changes)).warnings
+    (warning,) = decide(replace(REQUEST, **changes)).warnings
     assert "VLLM_RBLN_USE_VLLM_MODEL is deprecated and removed in 0.14.0" in warning
     assert f"--model-impl {flag}" in warning
 
@@ -180,46 +178,9 @@ def test_using_the_variable_is_warned_about(changes, flag):
 )
 def test_atom_refuses_vllm_with_a_remedy(changes, remedy):
     with pytest.raises(ValueError, match="RBLN-CA25 cannot run the vllm implementation") as caught:
-        decide(replace(BUILT, profile=ATOM, **changes))
+        decide(replace(REQUEST, profile=ATOM, **changes))
     assert str(caught.value).endswith(remedy)
-    with pytest.raises(ValueError, match="unset RBLN_FORCE_NPU_NAME or name a Rebel100") as caught:
-        decide(replace(TODAY, profile=ATOM, **changes))
-    assert f"once the transformers implementation is built, {remedy}" in str(caught.value)
 
 
 def test_atom_runs_transformers():
-    assert decide(replace(BUILT, profile=ATOM)).impl == "transformers"
-
-
-@pytest.mark.parametrize(
-    ("changes", "remedy"),
-    [
-        ({"model_impl": "transformers"}, "--model-impl transformers"),
-        ({"model_impl": "optimum"}, "--model-impl optimum"),
-        ({"additional_config": OptimumRBLNConfig()}, "pass an RBLNConfig"),
-        ({"env": False}, "unset VLLM_RBLN_USE_VLLM_MODEL"),
-        ({"published": "transformers"}, "start the parent process with --model-impl vllm"),
-    ],
-)
-def test_transformers_is_refused_until_built(changes, remedy):
-    with pytest.raises(ValueError, match="not built yet; use --model-impl vllm") as caught:
-        decide(replace(BUILT, transformers_built=False, **changes))
-    assert str(caught.value).startswith(NOT_BUILT)
-    assert remedy in str(caught.value)
-
-
-def test_an_artifact_directory_is_refused_until_transformers_is_built(tmp_path):
-    (tmp_path / "rbln_config.json").write_text("{}")
-    with pytest.raises(ValueError, match="with the model the artifact was compiled from"):
-        decide(replace(TODAY, model=str(tmp_path)))
-
-
-def test_transformers_on_atom_until_built_names_another_device():
-    with pytest.raises(ValueError, match="which RBLN-CA25 cannot run, so unset"):
-        decide(replace(TODAY, profile=ATOM, model_impl="optimum"))
-
-
-def test_today_auto_is_vllm():
-    assert dict(REGISTRY) == {}
-    assert decide(TODAY).impl == "vllm"
-    assert decide(replace(TODAY, hf_config_loader=_unreadable)).impl == "vllm"
+    assert decide(replace(REQUEST, profile=ATOM)).impl == "transformers"

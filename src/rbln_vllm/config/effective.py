@@ -2,20 +2,26 @@
 """Options whose default depends on the device: the user's value, else the profile's."""
 
 from rbln_vllm.buckets import decode_buckets
-from rbln_vllm.config.schema import RBLNConfig, RBLNConfigBase
+from rbln_vllm.config.overrides import CompileOverrides
+from rbln_vllm.config.schema import OptimumRBLNConfig, RBLNConfig, RBLNConfigBase
 from rbln_vllm.devices import DeviceProfile
 
 
 def effective_buckets(
-    config: RBLNConfig, profile: DeviceProfile, max_batch: int
+    config: RBLNConfig | OptimumRBLNConfig, profile: DeviceProfile, max_batch: int
 ) -> tuple[int, ...]:
     """The decode buckets, ascending, for decode batches up to `max_batch`.
 
     Each bucket option the user did not give takes the profile's default (field by field: a
     user who only picks a strategy keeps the profile's limit).
 
-    Raises ValueError as `decode_buckets` does.
+    Raises ValueError as `decode_buckets` and `CompileOverrides.decode_buckets` do.
     """
+    if isinstance(config, OptimumRBLNConfig):
+        sizes = CompileOverrides.of(config.optimum_overrides).decode_buckets(max_batch)
+        return sizes or decode_buckets(
+            profile.default_bucket_strategy, max_batch, limit=profile.default_bucket_limit
+        )
     given = config.model_fields_set
     strategy: str = config.decode_batch_bucket_strategy
     if "decode_batch_bucket_strategy" not in given:

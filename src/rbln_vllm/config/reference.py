@@ -15,7 +15,6 @@ from rbln_vllm import envs
 from rbln_vllm.config.options import Option, default_of, flag_of, option_of
 from rbln_vllm.config.schema import CONFIG_CLASSES, ModelImpl, implementations_of
 from rbln_vllm.devices import GIB, PROFILES, DeviceProfile
-from rbln_vllm.models.registry import TRANSFORMERS_BUILT
 
 _TYPE_NAMES = {
     bool: "bool",
@@ -103,14 +102,14 @@ def _option_row(name: str, info: FieldInfo) -> tuple[str, ...]:
         _type_text(info.annotation, info.metadata),
         f"`{default_of(info)!r}`",
         ", ".join(implementations_of(name)),
-        _built_text(name, option),
+        _built_text(option),
         option.effect,
     )
 
 
-def _built_text(name: str, option: Option) -> str:
-    if implementations_of(name) == ("transformers",) and not TRANSFORMERS_BUILT:
-        return "no: the transformers implementation is not built yet"
+def _built_text(option: Option) -> str:
+    if not option.flag:
+        return "derived: a value given here has no effect"
     if option.unbuilt:
         return f"no: {option.unbuilt}"
     return f"accepted; {option.note}" if option.note else "yes"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import blake3
 
 from rbln_vllm.geometry import Geometry, geometry_of
+from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
 
@@ -34,7 +35,7 @@ def cache_key(
         parts={
             "model_content": model_content(model, vllm_config.load_config.load_format, digest_of),
             "architecture": model.architecture,
-            "implementation": "vllm",
+            "implementation": implementation_of(vllm_config),
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "quantization": str(model.quantization),
@@ -54,6 +55,7 @@ def _geometry_parts(geometry: Geometry) -> dict[str, str]:
 
 
 def _version_parts(toolchain: Toolchain) -> dict[str, str]:
+    import transformers
     import vllm
 
     import rbln_vllm.models
@@ -62,6 +64,7 @@ def _version_parts(toolchain: Toolchain) -> dict[str, str]:
         "toolchain": f"{toolchain.name} {toolchain.version}",
         "model_code": digest_packages((rbln_vllm.models,)),
         "vllm": vllm.__version__,
+        "transformers": transformers.__version__,
         **{name: str(version) for name, version in compiled_with().items()},
     }
 

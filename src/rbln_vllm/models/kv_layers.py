@@ -5,15 +5,12 @@ Recorded in the artifact, so that a warm start can size and bind the pool withou
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import VllmConfig
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.attention.backend import AttentionBackend
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
 
-from rbln_vllm.models.attention import PagedAttentionBackend
+if TYPE_CHECKING:
+    from vllm.v1.kv_cache_interface import KVCacheSpec
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,10 @@ class KVLayer:
             raise ValueError(f"{self.name}: heads must be a multiple of KV heads")
 
     @classmethod
-    def from_spec(cls, name: str, num_heads: int, spec: KVCacheSpec) -> "KVLayer":
+    def from_spec(cls, name: str, num_heads: int, spec: "KVCacheSpec") -> "KVLayer":
         """Raises NotImplementedError for a cache that is not paged attention."""
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
         if type(spec) not in (FullAttentionSpec, SlidingWindowSpec):
             raise NotImplementedError(
                 f"layer {name} needs a {type(spec).__name__}, which is not built yet; "
@@ -55,8 +54,10 @@ class KVLayer:
         assert isinstance(dtype, torch.dtype)
         return dtype
 
-    def spec(self, block_size: int) -> KVCacheSpec:
-        """The pool's layout for this layer."""
+    def spec(self, block_size: int) -> "KVCacheSpec":
+        """The pool's layout for this layer, in vLLM's terms."""
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
         common: dict[str, Any] = {
             "block_size": block_size,
             "num_kv_heads": self.num_kv_heads,
@@ -70,21 +71,6 @@ class KVLayer:
     def block_shape(self, block_size: int) -> tuple[int, int, int]:
         """Shape of one block: ``[num_kv_heads, block_size, 2 * head_size]``."""
         return (self.num_kv_heads, block_size, 2 * self.head_size)
-
-
-class KVLayerStandIn(AttentionLayerBase):
-    """Stands where vLLM expects the attention layer, which lives inside programs."""
-
-    def __init__(self, layer: KVLayer) -> None:
-        self.layer = layer
-        self.num_heads = layer.num_heads
-        self.kv_cache = torch.empty(0)
-
-    def get_attn_backend(self) -> type[AttentionBackend]:
-        return PagedAttentionBackend
-
-    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
-        return self.layer.spec(vllm_config.cache_config.block_size)
 
 
 def kv_input_name(index: int) -> str:

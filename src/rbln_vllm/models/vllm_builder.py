@@ -15,12 +15,10 @@ from vllm.model_executor.model_loader import get_model
 import rbln_vllm.models.layers  # noqa: F401  (registers our layers with vLLM)
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.attention import PagedInputs
-from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
+from rbln_vllm.models.kv_layers import KVLayer
+from rbln_vllm.models.program_inputs import forward_inputs, free_axes
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
-
-CAPTURE_BLOCKS = 2
-"""Blocks of the pool a program is captured with; it runs with any number."""
 
 
 class VllmModelBuilder:
@@ -52,8 +50,8 @@ class VllmModelBuilder:
     def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
         if key.role is Role.LOGITS:
             return compiler.capture(self._logits, self._logits_inputs(key), key.name)
-        free_axes = {kv_input_name(i): 0 for i in range(len(self._layers))}
-        return compiler.capture(self._forward, self._forward_inputs(key), key.name, free_axes)
+        inputs = forward_inputs(key, self._geometry, self.kv_layers)
+        return compiler.capture(self._forward, inputs, key.name, free_axes(self.kv_layers))
 
     def _forward(
         self,
@@ -104,20 +102,6 @@ class VllmModelBuilder:
         spec = layer.get_kv_cache_spec(self._config)
         assert spec is not None
         return KVLayer.from_spec(name, layer.num_heads, spec)
-
-    def _forward_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
-        geometry, tokens = self._geometry, key.num_tokens
-        inputs = {
-            "input_ids": torch.zeros(tokens, dtype=torch.int32),
-            "positions": torch.zeros(tokens, dtype=torch.int64),
-            "block_table": torch.zeros(key.batch, geometry.num_blocks_per_seq, dtype=torch.int32),
-            "slots": torch.zeros(tokens, dtype=torch.int64),
-            "query_pos": torch.zeros(tokens, dtype=torch.int32),
-        }
-        for index, layer in enumerate(self.kv_layers):
-            shape = (CAPTURE_BLOCKS, *layer.block_shape(geometry.block_size))
-            inputs[kv_input_name(index)] = torch.empty(shape, dtype=layer.torch_dtype)
-        return inputs
 
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
         model = self._config.model_config

@@ -15,7 +15,7 @@ from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.metrics.counters import ProgramCounters
 from rbln_vllm.models.content import cache_key
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
-from rbln_vllm.models.vllm_builder import VllmModelBuilder
+from rbln_vllm.models.select import ModelBuilder, builder_of
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import (
     Artifact,
@@ -78,7 +78,7 @@ class ProgramStore:
         self._config, self._geometry, self._toolchain = vllm_config, geometry, toolchain
         self._policy, self._counters = StorePolicy.of(vllm_config), counters
         self._cache = toolchain.cache(envs.cache_root() / "rbln", logger)
-        self._builder: VllmModelBuilder | None = None
+        self._builder: ModelBuilder | None = None
         self._key: CacheKey | None = None
         self._artifact: Artifact | None = None
         self.executable: Executable = toolchain.new_executable()
@@ -176,10 +176,10 @@ class ProgramStore:
         elif not self.kv_layers:
             self.kv_layers = self._model().kv_layers
 
-    def _model(self) -> VllmModelBuilder:
+    def _model(self) -> ModelBuilder:
         if self._builder is None:
             logger.info("Building the model to compile from")
-            self._builder = VllmModelBuilder(self._config, self._geometry)
+            self._builder = builder_of(self._config, self._geometry)
         return self._builder
 
     def _compile(self, keys: Sequence[ProgramKey]) -> None:

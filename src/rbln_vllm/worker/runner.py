@@ -23,7 +23,8 @@ from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.attention import PagedInputs
-from rbln_vllm.models.kv_layers import KVLayerStandIn, kv_input_name
+from rbln_vllm.models.kv_layers import kv_input_name
+from rbln_vllm.models.kv_stand_in import KVLayerStandIn
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import MissingProgramError
 from rbln_vllm.worker.inputs import StepInputs

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``transformers`` implementation: Hugging Face's module, captured program by program."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from rbln_vllm.geometry import Geometry
+from rbln_vllm.models.kv_layers import KVLayer
+from rbln_vllm.models.program_inputs import forward_inputs, free_axes
+from rbln_vllm.models.transformers.attention import PagedStep
+from rbln_vllm.models.transformers.layers import attention_layers
+from rbln_vllm.models.transformers.rotary import tabulate_rotary
+from rbln_vllm.models.transformers.source import ModelSource
+from rbln_vllm.programs import ProgramKey, Role
+from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
+
+
+class TransformersModelBuilder:
+    """Builds the model (with its weights) and compiles its programs.
+
+    What layers there are is known without weights; those are loaded when a program is compiled.
+    """
+
+    def __init__(self, source: ModelSource, geometry: Geometry) -> None:
+        self._source, self._geometry = source, geometry
+        self.kv_layers: tuple[KVLayer, ...] = attention_layers(source.shape())
+
+    def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
+        """Compile these programs, one by one; CaptureError says why a model cannot be."""
+        compiler = toolchain.compiler(self._model)
+        for key in keys:
+            yield self._compile(key, compiler)
+
+    @cached_property
+    def _model(self) -> PreTrainedModel:
+        model = self._source.load()
+        tabulate_rotary(model, self._geometry.max_model_len, self._source.dtype)
+        return model
+
+    def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
+        if key.role is Role.LOGITS:
+            return compiler.capture(self._logits, self._logits_inputs(key), key.name)
+        inputs = forward_inputs(key, self._geometry, self.kv_layers)
+        return compiler.capture(self._forward, inputs, key.name, free_axes(self.kv_layers))
+
+    def _forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        block_table: Tensor,
+        slots: Tensor,
+        query_pos: Tensor,
+        **kv_caches: Tensor,
+    ) -> Tensor:
+        """Token ids ``[N]`` to hidden states ``[N, hidden]``."""
+        step = PagedStep(tuple(kv_caches.values()), block_table, slots, query_pos)
+        output = self._model.base_model(
+            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, paged=step
+        )
+        hidden_NH: Tensor = output.last_hidden_state[0]
+        return hidden_NH
+
+    def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states of any rows to their logits, and to the token each row likes best."""
+        with _base_model_replaced(self._model, _GivenHidden(hidden[None])):
+            logits_BV: Tensor = self._model(input_ids=None, use_cache=False).logits[0]
+        return logits_BV, logits_BV.argmax(dim=-1)
+
+    def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
+        weight_VH = cast(Any, self._model.get_output_embeddings()).weight
+        return {"hidden": torch.zeros(key.batch, weight_VH.shape[1], dtype=self._source.dtype)}
+
+
+class _GivenHidden(torch.nn.Module):
+    """Stands for the layers of a model, whose hidden states are there already."""
+
+    def __init__(self, hidden_1NH: Tensor) -> None:
+        super().__init__()
+        self._hidden_1NH = hidden_1NH
+
+    @property
+    def decoder(self) -> "_GivenHidden":
+        """OPT's head calls the decoder inside its base model."""
+        return self
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPast:
+        return BaseModelOutputWithPast(last_hidden_state=self._hidden_1NH)
+
+
+@contextmanager
+def _base_model_replaced(model: PreTrainedModel, other: torch.nn.Module) -> Iterator[None]:
+    """What a model does after its layers (head, caps, scales) is then all that it does."""
+    name = model.base_model_prefix
+    layers = getattr(model, name)
+    setattr(model, name, other)
+    try:
+        yield
+    finally:
+        setattr(model, name, layers)

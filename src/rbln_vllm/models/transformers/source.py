@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a model comes from, and building it: with its weights, or only its shape."""
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from rbln_vllm.models.transformers.attention import ATTENTION
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt")
+"""Formats of vLLM's ``--load-format`` in which Transformers finds the weights by itself."""
+
+DUMMY_SEED = 0
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A Hugging Face model: ``config`` after overrides, and the directory or hub id of its weights.
+
+    ``dummy`` takes random weights in place of the checkpoint's.
+    """
+
+    config: PretrainedConfig
+    name: str
+    dtype: torch.dtype
+    dummy: bool = False
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "ModelSource":
+        """Raises ValueError for a load format that Transformers does not have."""
+        model, load_format = vllm_config.model_config, str(vllm_config.load_config.load_format)
+        if load_format not in (*LOAD_FORMATS, "dummy"):
+            raise ValueError(
+                f"--load-format {load_format} is not supported by the transformers "
+                f"implementation: use {', '.join(LOAD_FORMATS)} or dummy, or --model-impl vllm"
+            )
+        return cls(
+            config=model.hf_config,
+            name=str(model.model),
+            dtype=model.dtype,
+            dummy=load_format == "dummy",
+            revision=model.revision,
+            trust_remote_code=bool(model.trust_remote_code),
+        )
+
+    def load(self) -> PreTrainedModel:
+        """The model with its weights in memory, in evaluation mode.
+
+        OSError or ValueError of Transformers when it cannot be found or built.
+        """
+        if self.dummy:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(DUMMY_SEED)
+                return self._from_config()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            self.name,
+            config=copy.deepcopy(self.config),
+            dtype=self.dtype,
+            revision=self.revision,
+            trust_remote_code=self.trust_remote_code,
+            attn_implementation=ATTENTION,
+        )
+        return model.eval()
+
+    def shape(self) -> PreTrainedModel:
+        """The model without weights, on the meta device: takes neither memory nor a checkpoint."""
+        with torch.device("meta"):
+            return self._from_config()
+
+    def _from_config(self) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            copy.deepcopy(self.config),
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            attn_implementation=ATTENTION,
+        )
+        return model.eval()
