@@ -13,10 +13,10 @@ from rbln_vllm.devices import DeviceProfile
 from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of
-
-if TYPE_CHECKING:
 from rbln_vllm.models.architectures import check_architecture
 from rbln_vllm.models.select import implementation_of
+
+if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger("vllm.rbln.engine_rules")
@@ -131,14 +131,14 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
     for refusal in REFUSALS:
         if refusal.applies(config):
             raise ValueError(refusal.text)
+    if implementation_of(config) == "transformers":
+        check_architecture(config.model_config.architectures)
 
 
 def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:
     """The device's block size unless the user gave one; ValueError for one it cannot use."""
     cache, max_model_len = config.cache_config, config.model_config.max_model_len
     if not cache.user_specified_block_size:
-    if implementation_of(config) == "transformers":
-        check_architecture(config.model_config.architectures)
         cache.block_size = profile.block_size_for(max_model_len)
     profile.check_block_size(cache.block_size)
 
