@@ -20,6 +20,8 @@ def register_ops() -> None:
     from rbln_vllm.platform import RblnPlatform
 
     if isinstance(current_platform, RblnPlatform):
+        from rbln_vllm.distributed.kv_transfer.lmcache import register as register_lmcache
         from rbln_vllm.shims import install
 
         install()
+        register_lmcache()

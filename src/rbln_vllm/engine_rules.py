@@ -10,6 +10,8 @@ from vllm.logger import init_logger
 
 from rbln_vllm import envs
 from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR as LMCACHE
+from rbln_vllm.distributed.kv_transfer.lmcache.rules import settle_lmcache
 from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of
@@ -44,10 +46,13 @@ REFUSALS = (
         ),
     ),
     Refusal(
-        "This KV connector is not built yet: use OffloadingConnector (--kv-offloading-size GIB), "
-        "or leave out --kv-transfer-config and --kv-offloading-backend.",
+        "This KV connector is not built yet: use OffloadingConnector (--kv-offloading-size GIB) or "
+        f"{LMCACHE}, or leave out --kv-transfer-config and --kv-offloading-backend.",
         lambda c: (
-            (c.kv_transfer_config is not None and c.kv_transfer_config.kv_connector != CONNECTOR)
+            (
+                c.kv_transfer_config is not None
+                and c.kv_transfer_config.kv_connector not in (CONNECTOR, LMCACHE)
+            )
             # vLLM makes a transfer config of it only after this check.
             or (
                 c.cache_config.kv_offloading_size is not None
@@ -128,6 +133,7 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
         if applies(config.model_config):
             raise ValueError(text)
     settle_offload(config)
+    settle_lmcache(config)
     for refusal in REFUSALS:
         if refusal.applies(config):
             raise ValueError(refusal.text)

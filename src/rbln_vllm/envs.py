@@ -364,3 +364,10 @@ def park_idle_openmp_threads() -> None:
     waits for a time slice: a decode step took 1.2 s spinning and 70 ms parked.
     """
     os.environ.setdefault(_OMP_WAIT_POLICY.name, _OMP_WAIT_POLICY.default)
+
+
+def quiet_lmcache() -> None:
+    """LMCache's switches, unless set: no usage reports to its makers, no banner, only warnings."""
+    os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+    os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
+    os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")

@@ -8,6 +8,7 @@ from vllm.platforms.interface import PlatformEnum
 
 from rbln_vllm import envs
 from rbln_vllm.devices import resolve_profile
+from rbln_vllm.shims import without_llvmlite
 from rbln_vllm.start_method import engines_may_fork
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def import_ir_kernels(cls) -> None:
         import rbln_vllm.models.ir_kernels  # noqa: F401
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        with without_llvmlite():
+            super().register_triton_kernel_overrides()
 
     @classmethod
     def get_default_ir_op_priority(cls, vllm_config: "VllmConfig") -> "IrOpPriorityConfig":

@@ -10,7 +10,8 @@ import functools
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError
 from os import PathLike
 from typing import Any
@@ -137,6 +138,33 @@ class _VllmMetadata(Distribution):
 
     def locate_file(self, path: str | PathLike[str]) -> Any:
         return self._source.locate_file(path)
+
+
+@contextmanager
+def without_llvmlite() -> Iterator[None]:
+    """Hide llvmlite's module of foreign functions from those who look through all modules.
+
+    Reason: vLLM does so when a worker starts (``triton_utils/dispatcher.py``) and calls ``get`` of
+    every attribute's ``__dict__``, which one there answers with AttributeError. LMCache imports
+    llvmlite, with numba, so that after it no other engine starts in the same process.
+    """
+    name = "llvmlite.binding.ffi"
+    module = sys.modules.pop(name, None)
+    try:
+        yield
+    finally:
+        if module is not None:
+            sys.modules[name] = module
+
+
+def forget_lmcache_config() -> None:
+    """Let LMCache (0.5.6) read its configuration anew for the next engine of this process.
+
+    Reason: it keeps the first one it reads in a module, also when that engine is gone or failed.
+    """
+    from lmcache.integration.vllm import utils
+
+    utils._config_instance = None
 
 
 def _call(function: Callable[[], Any]) -> Any:
