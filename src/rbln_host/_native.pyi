@@ -70,3 +70,26 @@ class Program:
             IndexError: a token id, slot, block or position is out of range.
             MemoryError: there is no memory for a command's work list.
         """
+
+class KVCopier:
+    """Copies between the blocks of a KV pool.
+
+    A layer is `(address, heads, bytes of one token of a head)` of a contiguous
+    `[blocks, heads, block_size, ...]`; its memory must stay alive.
+
+    Raises:
+        ValueError: a size that is not positive, or a layer without memory.
+    """
+
+    def __init__(
+        self, layers: Sequence[tuple[int, int, int]], blocks: int, block_size: int
+    ) -> None: ...
+    def copy(self, pool: Pool, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first `tokens` tokens of every head, `(source, target, tokens)`, in order.
+
+        Without the GIL; large copies use all threads.
+
+        Raises, before anything is copied:
+            IndexError: there is no such block.
+            ValueError: tokens outside 1 to `block_size`.
+        """

@@ -4,11 +4,13 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 
 #include "cpu.h"
+#include "kv_copy.h"
 #include "program.h"
 
 namespace nb = nanobind;
@@ -24,6 +26,26 @@ rbln::DType dtype_of(const std::string& name) {
   const auto found = names.find(name);
   if (found == names.end()) throw std::invalid_argument("unknown dtype '" + name + "'");
   return found->second;
+}
+
+using Three = std::tuple<int64_t, int64_t, int64_t>;
+
+rbln::KvLayer kv_layer_of(const Three& layer) {
+  const auto [pointer, heads, token_bytes] = layer;
+  return {reinterpret_cast<std::byte*>(pointer), heads, token_bytes};
+}
+
+rbln::KvBlockCopy kv_copy_of(const Three& copy) {
+  const auto [source, target, tokens] = copy;
+  return {source, target, tokens};
+}
+
+template <class To>
+std::vector<To> each(const std::vector<Three>& items, To (*convert)(const Three&)) {
+  std::vector<To> converted;
+  converted.reserve(items.size());
+  for (const Three& item : items) converted.push_back(convert(item));
+  return converted;
 }
 
 }  // namespace
@@ -78,4 +100,19 @@ NB_MODULE(_native, m) {
       .def("bind", &rbln::Program::bind, nb::arg("base"), nb::arg("pointer"), nb::arg("size"))
       .def("run", &rbln::Program::run, nb::arg("pool"), nb::arg("tokens") = INT64_MAX,
            nb::call_guard<nb::gil_scoped_release>());
+
+  nb::class_<rbln::KvCopier>(m, "KVCopier", "Copies heads of KV blocks, in every layer.")
+      .def(
+          "__init__",
+          [](rbln::KvCopier* self, const std::vector<Three>& layers, int64_t blocks,
+             int64_t block_size) {
+            new (self) rbln::KvCopier(each(layers, kv_layer_of), blocks, block_size);
+          },
+          nb::arg("layers"), nb::arg("blocks"), nb::arg("block_size"))
+      .def(
+          "copy",
+          [](const rbln::KvCopier& self, rbln::Pool& pool, const std::vector<Three>& copies) {
+            self.copy(pool, each(copies, kv_copy_of));
+          },
+          nb::arg("pool"), nb::arg("copies"), nb::call_guard<nb::gil_scoped_release>());
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An executable: loaded programs bound to their weights and to the KV pool."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -14,6 +14,13 @@ from rbln_host.compiler.lowering import lowered
 from rbln_host.errors import MissingProgramError
 from rbln_host.runtime.inputs import ALL_TOKENS
 from rbln_host.runtime.interpreter import Interpreter
+from rbln_host.runtime.kv_copy import (
+    KVCopier,
+    KVCopyOrder,
+    KVPool,
+    NativeKVCopier,
+    TorchKVCopier,
+)
 from rbln_host.runtime.native import NativeProgram, NativeRuntime, start_runtime
 from rbln_host.runtime.options import Executor, ExecutorOptions
 from rbln_host.runtime.weight_store import WeightStore
@@ -47,6 +54,7 @@ class Executable:
         self._programs: dict[str, LoadedProgram] = {}
         self._weights = WeightStore()
         self._bound: Mapping[str, Tensor] = {}
+        self._kv_copier: KVCopier | None = None
 
     def add_artifact(self, artifact: Artifact) -> None:
         """Offer every program of an artifact; each is read when it is first loaded."""
@@ -106,6 +114,30 @@ class Executable:
     def bind(self, inputs: Mapping[str, Tensor]) -> None:
         """Use these tensors for inputs of these names in every later run."""
         self._bound = {**self._bound, **inputs}
+
+    def bind_kv(self, layers: Mapping[str, Tensor]) -> None:
+        """Bind the KV pool, a tensor ``[num_blocks, num_kv_heads, block_size, width]`` per layer.
+
+        Raises ValueError for layers that are no pool.
+        """
+        self._kv_copier = self._new_kv_copier(KVPool.of(list(layers.values())))
+        self.bind(layers)
+
+    def copy_kv(self, copies: Sequence[KVCopyOrder]) -> None:
+        """Copy the first ``tokens`` positions of blocks, ``(source, target, tokens)``, in order.
+
+        Of every head of every layer bound as the KV pool. Raises, before anything is copied,
+        IndexError for a block that does not exist, ValueError for tokens outside 1 to
+        ``block_size`` or when no pool is bound.
+        """
+        if self._kv_copier is None:
+            raise ValueError("no KV pool is bound: bind_kv comes first")
+        self._kv_copier.copy(copies)
+
+    def _new_kv_copier(self, pool: KVPool) -> KVCopier:
+        if self._options.executor is Executor.NATIVE:
+            return NativeKVCopier(pool, self.runtime)
+        return TorchKVCopier(pool)
 
     def run(
         self, name: str, inputs: Mapping[str, Tensor], tokens: int = ALL_TOKENS

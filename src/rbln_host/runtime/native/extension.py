@@ -28,6 +28,16 @@ class Program(Protocol):
         """
 
 
+class KVCopier(Protocol):
+    """Copies between blocks of one KV pool."""
+
+    def copy(self, pool: Any, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Without the GIL; each copy is ``(source, target, tokens)``.
+
+        IndexError for a block, ValueError for tokens that are out of range.
+        """
+
+
 class Extension(Protocol):
     """The module. Its classes check what they are given and raise ValueError."""
 
@@ -51,6 +61,10 @@ class Extension(Protocol):
     def Program(  # noqa: N802
         self, commands: Sequence[Any], bases: Sequence[int], isa: str
     ) -> Program: ...
+
+    def KVCopier(  # noqa: N802
+        self, layers: Sequence[tuple[int, int, int]], blocks: int, block_size: int
+    ) -> KVCopier: ...
 
 
 def load_extension() -> Extension:
