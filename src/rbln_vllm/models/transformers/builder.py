@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
@@ -90,8 +90,8 @@ class _GivenHidden(torch.nn.Module):
         """OPT's head calls the decoder inside its base model."""
         return self
 
-    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self._hidden_1NH)
+    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden_1NH)
 
 
 @contextmanager

@@ -16,7 +16,14 @@ def attention_layers(model: PreTrainedModel) -> tuple[KVLayer, ...]:
     probe = LayerProbe()
     token = torch.zeros(1, 1, dtype=torch.int64, device="meta")
     with torch.inference_mode():
-        model.base_model(input_ids=token, position_ids=token, use_cache=False, paged=probe)
+        # The mask keeps models from looking for padding among ids that have no values.
+        model.base_model(
+            input_ids=token,
+            position_ids=token,
+            attention_mask=torch.ones_like(token),
+            use_cache=False,
+            paged=probe,
+        )
     if sorted(probe.seen) != list(range(len(probe.seen))) or not probe.seen:
         raise NotImplementedError(
             f"{type(model).__name__} attends in the layers {sorted(probe.seen)}; only models in "

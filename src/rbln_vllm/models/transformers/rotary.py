@@ -61,7 +61,9 @@ def _table(module: torch.nn.Module, positions: int, dtype: torch.dtype) -> torch
             f"rotary embeddings of type {kind!r} depend on the longest sequence of a batch, which "
             "is not built yet: use a model or --hf-overrides without it, or --model-impl vllm"
         )
-    cos_1PR, sin_1PR = module(torch.empty(0, dtype=dtype), torch.arange(positions)[None])
+    # Two at least: at position 0 alone all cosines are the same.
+    places_1P = torch.arange(max(positions, 2))[None]
+    cos_1PR, sin_1PR = module(torch.empty(0, dtype=dtype), places_1P)
     angles = cos_1PR.shape[-1] // 2
     twice = all(torch.equal(t[..., :angles], t[..., angles:]) for t in (cos_1PR, sin_1PR))
     cos_PA, sin_PA = (t[0, :, :angles] if twice else t[0] for t in (cos_1PR, sin_1PR))
