@@ -28,6 +28,7 @@ from rbln_vllm.models.kv_stand_in import KVLayerStandIn
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import MissingProgramError
 from rbln_vllm.worker.inputs import StepInputs
+from rbln_vllm.worker.kv_copies import carry_out_copies
 from rbln_vllm.worker.kv_memory import LazyPool
 from rbln_vllm.worker.program_model import ProgramModel
 from rbln_vllm.worker.program_store import ProgramStore
@@ -81,7 +82,7 @@ class ProgramRunner(CPUModelRunner):
         """Allocate the pool and bind each layer's part to the programs' inputs."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, LazyPool())
         context = self.compilation_config.static_forward_context
-        self._store.executable.bind(
+        self._store.executable.bind_kv(
             {
                 kv_input_name(index): context[layer.name].kv_cache
                 for index, layer in enumerate(self._store.kv_layers)
@@ -95,6 +96,7 @@ class ProgramRunner(CPUModelRunner):
     ) -> RunnerOutput:
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
         self._plan = classify(scheduler_output, self._geometry.chunk)
+        scheduler_output = carry_out_copies(self._store.executable, scheduler_output)
         try:
             return cast(RunnerOutput, super().execute_model(scheduler_output, intermediate_tensors))
         except MissingProgramError as error:
