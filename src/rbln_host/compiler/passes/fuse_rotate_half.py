@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pass: Hugging Face's rotary embedding becomes ``rbln::rotary_embedding``.
 
-It multiplies ``[1, heads, N, R]`` by cosines and sines that the step has computed, each angle
-twice: ``x * cos + cat((-second half of x, first half of x)) * sin``. One angle of each makes a
-table of N rows, in which token i is at position i.
+It multiplies ``[1, heads, N, R]`` by cosines and sines, each angle twice:
+``x * cos + cat((-second half of x, first half of x)) * sin``. Where they are rows of a weight, that
+is the operator's table. Where the step has computed them, one angle of each makes a table of N
+rows, in which token i is at position i.
 """
 
 from collections.abc import Sequence
@@ -44,10 +45,18 @@ def fuse_rotate_half(captured: Captured, made: Made | None = None) -> Captured:
 class _State:
     """What was found so far."""
 
-    tables: dict[tuple[str, str], Ref] = field(default_factory=dict)
-    """Cosines and sines -> the table made of them."""
-    rotated: dict[str, tuple[str, Ref]] = field(default_factory=dict)
-    """Rotated values -> what was rotated, and by which table."""
+    rows: dict[tuple[str, str], "_Rows"] = field(default_factory=dict)
+    """Cosines and sines -> where they stand."""
+    rotated: dict[str, tuple[str, "_Rows"]] = field(default_factory=dict)
+    """Rotated values -> what was rotated, and by which rows."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The row of each token in a table of cosines and sines."""
+
+    positions: Ref
+    table: Ref
 
 
 def _rotate(editor: Editor, command: Command, state: _State) -> list[Command] | None:
@@ -60,9 +69,9 @@ def _rotate(editor: Editor, command: Command, state: _State) -> list[Command] | 
         return None
     if not _fits(editor, hidden, cos, sin):
         return None
-    table, made = _table(editor, cos, sin, state)
-    state.rotated[output] = (hidden, table)
-    return [*made, *_rotary(editor, hidden, table, output)]
+    rows, made = _rows(editor, cos, sin, state)
+    state.rotated[output] = (hidden, rows)
+    return [*made, *_rotary(editor, hidden, rows, output)]
 
 
 def _rotate_with_rest(editor: Editor, command: Command, state: _State) -> list[Command] | None:
@@ -73,9 +82,9 @@ def _rotate_with_rest(editor: Editor, command: Command, state: _State) -> list[C
     known = state.rotated.get(ref(rotated) or "")
     if known is None or editor.facts.reads[rotated.name] != 1 or command.args[1] not in {-1, 3}:
         return None
-    hidden, table = known
+    hidden, rows = known
     whole = joined(editor, Ref(hidden), rest)
-    return None if whole is None else _rotary(editor, whole, table, output)
+    return None if whole is None else _rotary(editor, whole, rows, output)
 
 
 def _turns(editor: Editor, found: Match) -> bool:
@@ -121,11 +130,47 @@ def _is_each_twice(editor: Editor, argument: Argument, size: int) -> bool:
     return False
 
 
-def _table(editor: Editor, cos: str, sin: str, state: _State) -> tuple[Ref, list[Command]]:
-    """The table ``[N, R]`` of one angle each, and the commands that make it if it is new."""
-    known = state.tables.get((cos, sin))
-    if known is not None:
-        return known, []
+def _rows(editor: Editor, cos: str, sin: str, state: _State) -> tuple[_Rows, list[Command]]:
+    """Where cosines and sines stand, and the commands that make their table if it is new."""
+    known, made = state.rows.get((cos, sin)) or _looked_up(editor, cos, sin), []
+    if known is None:
+        table, made = _table(editor, cos, sin)
+        count = editor.facts.tensors[cos].shape[2]
+        positions = editor.new_weight(f"arange.{count}", (), lambda _: torch.arange(count))
+        known = _Rows(positions, table)
+    state.rows[cos, sin] = known
+    return known, made
+
+
+def _looked_up(editor: Editor, cos: str, sin: str) -> _Rows | None:
+    """The rows of a weight, when they are the halves of what was looked up in it."""
+    halved = [_single_angles(editor, Ref(name)) for name in (cos, sin)]
+    rows = halves(editor, *halved)
+    command = editor.producer(Ref(rows)) if rows is not None else None
+    if command is None or command.operator != "aten::index_select" or command.kwargs:
+        return None
+    table, axis, positions = command.args
+    tensor, places = editor.weight_tensor(table), editor.tensor(positions)
+    if axis != 0 or tensor is None or places is None or not editor.is_stable(positions):
+        return None
+    _, _, count, size = editor.facts.tensors[cos].shape
+    fits = tensor.dim() == 2 and tensor.shape[1] == size and tuple(places.shape) == (count,)
+    fits = fits and tensor.dtype == editor.facts.tensors[cos].dtype
+    return _Rows(positions, table) if fits else None
+
+
+def _single_angles(editor: Editor, argument: Argument) -> Argument:
+    """What was joined with itself and only then given more axes; None for anything else."""
+    command = editor.producer(argument)
+    while command is not None and command.operator == "aten::unsqueeze":
+        if command.args[1] < 0:
+            return None
+        command = editor.producer(command.args[0])
+    return None if command is None or command.operator != "aten::cat" else command.args[0][0]
+
+
+def _table(editor: Editor, cos: str, sin: str) -> tuple[Ref, list[Command]]:
+    """A table ``[N, R]`` of one angle each, and the commands that make it."""
     _, _, rows, size = editor.facts.tensors[cos].shape
     names = [editor.new_value(f"{source}_half") for source in (cos, sin)]
     halved = [
@@ -136,17 +181,14 @@ def _table(editor: Editor, cos: str, sin: str, state: _State) -> tuple[Ref, list
     pieces = tuple(Ref(name) for name in names)
     joining = Command("aten::cat", "default", (pieces, -1), {}, (both,))
     shaping = Command("aten::view", "default", (Ref(both), (rows, size)), {}, (table,))
-    state.tables[cos, sin] = Ref(table)
     return Ref(table), [*halved, joining, shaping]
 
 
-def _rotary(editor: Editor, hidden: str, table: Ref, output: str) -> list[Command]:
+def _rotary(editor: Editor, hidden: str, rows: _Rows, output: str) -> list[Command]:
     """``output`` ``[1, heads, N, D]`` as the rotation of ``[N, heads, D]`` and back."""
-    rows = editor.facts.tensors[hidden].shape[2]
-    positions = editor.new_weight(f"arange.{rows}", (), lambda _: torch.arange(rows))
     steps = [editor.new_value(f"{output}_{step}") for step in ("turned", "flat", "rotary", "up")]
     turned, flat, rotary, up = steps
-    args = (Ref(flat), positions, table, True)
+    args = (Ref(flat), rows.positions, rows.table, True)
     return [
         Command("aten::transpose", "int", (Ref(hidden), 1, 2), {}, (turned,)),
         Command("aten::select", "int", (Ref(turned), 0, 0), {}, (flat,)),

@@ -226,3 +226,41 @@ def test_cosines_of_a_wider_dtype() -> None:
         b(f"{name[0]} = unsqueeze", f"{name}1", 1)
     turn(b, "r", "x")
     left_alone(b, "r")
+
+
+def looked_up(*, first: str = "c", second: str = "s") -> Build:
+    """Cosines and sines are rows of a weight, as one table of all positions has them."""
+    b = Build(q=(1, 3, 2, 8), k=(1, 3, 1, 8), places=torch.tensor([4, 0, 2]))
+    b.weight("table", 5, 8)
+    b("x = transpose.int", "q", 1, 2)
+    b("y = transpose.int", "k", 1, 2)
+    b("rows = index_select", "table", 0, "places")
+    b(f"{first}0 = slice.Tensor", "rows", 1, 0, 4)
+    b(f"{second}0 = slice.Tensor", "rows", 1, 4, 8)
+    for name in ("c", "s"):
+        b(f"{name}1 = cat", [f"{name}0", f"{name}0"], -1)
+        b(f"{name}2 = unsqueeze", f"{name}1", 0)
+        b(f"{name} = unsqueeze", f"{name}2", 1)
+    return b
+
+
+def test_rows_of_a_weight_are_the_table() -> None:
+    b = looked_up()
+    turn(b, "rq", "x")
+    turn(b, "rk", "y")
+    before = b.captured("rq", "rk")
+    after = fuse_rotate_half(before)
+    lines = text(after)
+    for name in ("rq", "rk"):
+        assert f"{name}_rotary = rbln::rotary_embedding({name}_flat, places, table, True)" in lines
+    assert not any("cat" in line or "index_select" in line for line in lines)
+    b.assert_same(before, after, 1e-6)
+
+
+def test_rows_with_the_sines_first_are_no_table() -> None:
+    b = looked_up(first="s", second="c")
+    turn(b, "r", "x")
+    before = b.captured("r")
+    after = fuse_rotate_half(before)
+    assert any("rotary_embedding(r_flat, w_arange.3, c_s_table, True)" in x for x in text(after))
+    b.assert_same(before, after, 1e-6)
