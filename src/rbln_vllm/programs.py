@@ -20,6 +20,10 @@ class Role(StrEnum):
     """Hidden states of one new token for each of B sequences."""
     LOGITS = "logits"
     """Logits of B rows of hidden states."""
+    SAMPLER = "sampler"
+    """The next tokens of B rows of logits, of what a bitmask allows; masks the logits in place."""
+    DRAW = "draw"
+    """The next tokens of B rows of fp32 logits that vLLM has processed."""
 
 
 SCORING_ROWS = 64
@@ -94,9 +98,19 @@ class ProgramTable:
         return tuple(ProgramKey(Role.LOGITS, rows) for rows in self.logits_rows)
 
     @property
+    def sampler_rows(self) -> tuple[int, ...]:
+        """As many as the logits programs of a step have: samplers take their logits in place."""
+        return tuple(rows for rows in self.logits_rows if rows <= self.decode_buckets[-1])
+
+    @property
+    def samplers(self) -> tuple[ProgramKey, ...]:
+        roles = (Role.SAMPLER, Role.DRAW)
+        return tuple(ProgramKey(role, rows) for role in roles for rows in self.sampler_rows)
+
+    @property
     def programs(self) -> tuple[ProgramKey, ...]:
         """All of them, in the order they are compiled."""
-        return (self.prefill, *self.decodes, *self.logits)
+        return (self.prefill, *self.decodes, *self.logits, *self.samplers)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,3 +124,7 @@ class ProgramTable:
         """The smallest logits program of at least ``rows`` rows, or else the widest there is
         (the caller then runs it several times)."""
         return next((key for key in self.logits if key.batch >= rows), self.logits[-1])
+
+    def sampler_for(self, role: Role, rows: int) -> ProgramKey:
+        """The smallest of at least ``rows`` rows; ValueError when none is."""
+        return ProgramKey(role, bucket_for(rows, self.sampler_rows))

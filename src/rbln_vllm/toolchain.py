@@ -20,7 +20,7 @@ from rbln_host.compiler.artifact import Artifact, Manifest
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured, Capturer
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
-from rbln_host.ops import PADDING_POSITION, PADDING_SLOT
+from rbln_host.ops import PADDING_POSITION, PADDING_ROW, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.native import compiler_of
 from rbln_host.runtime.options import Executor, ExecutorOptions
@@ -31,6 +31,7 @@ from rbln_vllm.sources import digest_packages
 
 __all__ = [
     "PADDING_POSITION",
+    "PADDING_ROW",
     "PADDING_SLOT",
     "Artifact",
     "ArtifactError",

@@ -123,7 +123,7 @@ class Step:
     @property
     def forward(self) -> str:
         """The program that computed hidden states; there must be exactly one."""
-        (name,) = (name for name in self.programs if not name.startswith("logits"))
+        (name,) = (name for name in self.programs if name.startswith(("prefill", "decode")))
         return name
 
 

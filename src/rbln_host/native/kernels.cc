@@ -11,6 +11,7 @@
 #include "kernels/linear.h"
 #include "kernels/rotary.h"
 #include "kernels/rows.h"
+#include "kernels/sampling.h"
 
 #define RBLN_JOIN_(a, b) a##b
 #define RBLN_JOIN(a, b) RBLN_JOIN_(a, b)
@@ -54,6 +55,8 @@ constexpr Kernel kTable[static_cast<int>(Op::kCount)] = {
     {plan_rows, elementwise_run, no_scratch},
     {plan_rows, copy_run, no_scratch},
     {argmax_plan, argmax_run, no_scratch},
+    {mask_tokens_plan, mask_tokens_run, no_scratch},
+    {sample_plan, sample_run, sample_scratch},
 };
 
 }  // namespace

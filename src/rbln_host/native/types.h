@@ -76,6 +76,8 @@ enum class Op : uint8_t {
   kElementwise,
   kCopy,
   kArgmax,
+  kMaskTokens,
+  kSample,
   kCount,
 };
 

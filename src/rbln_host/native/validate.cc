@@ -334,6 +334,43 @@ void check_argmax(const Checker& c, Call& call) {
   need_own_memory(c, out, "output");
 }
 
+void need_logits(const Checker& c, const Operand& logits) {
+  need_axes(c, logits, 2, "logits");
+  need_rows(c, logits, logits.dtype, "logits");
+  c.that(logits.shape[1] > 0 && logits.shape[1] < INT32_MAX, "the vocabulary has no possible size");
+}
+
+void check_mask_tokens(const Checker& c, Call& call) {
+  const Operand &mask = call[0], &logits = call[1];
+  need_logits(c, logits);
+  need_own_memory(c, logits, "logits");
+  need_axes(c, mask, 2, "bitmask");
+  c.that(mask.dtype == DType::kInt32 && (mask.shape[1] <= 1 || mask.stride[1] == 1),
+         "the bitmask must be int32, words of a row next to each other");
+  c.that(mask.shape[0] == logits.shape[0] && mask.shape[1] == (logits.shape[1] + 31) / 32,
+         "the bitmask needs a row for each row of logits and a bit for each token");
+}
+
+void need_one_a_row(const Checker& c, const Operand& t, DType dtype, int64_t rows,
+                    const char* name) {
+  need_axes(c, t, 1, name);
+  c.that(t.dtype == dtype && t.shape[0] == rows, std::string(name) + " has the wrong dtype or size");
+}
+
+void check_sample(const Checker& c, Call& call) {
+  need_logits(c, call[0]);
+  const int64_t rows = call[0].shape[0];
+  need_one_a_row(c, call[1], DType::kFloat32, rows, "temperature");
+  need_one_a_row(c, call[2], DType::kInt32, rows, "top_k");
+  need_one_a_row(c, call[3], DType::kFloat32, rows, "top_p");
+  need_one_a_row(c, call[4], DType::kInt64, rows, "seed");
+  need_one_a_row(c, call[5], DType::kInt64, rows, "position");
+  need_one_a_row(c, call[6], DType::kInt64, rows, "token");
+  need_one_a_row(c, call[7], DType::kFloat32, rows, "threshold");
+  need_own_memory(c, call[6], "token");
+  need_own_memory(c, call[7], "threshold");
+}
+
 struct OperatorRule {
   Op op;
   int tensors;  // 0: any number
@@ -356,6 +393,8 @@ const std::map<std::string, OperatorRule>& rules() {
       {"elementwise", {Op::kElementwise, 0, check_elementwise}},
       {"copy", {Op::kCopy, 2, check_copy}},
       {"argmax", {Op::kArgmax, 2, check_argmax}},
+      {"mask_tokens", {Op::kMaskTokens, 2, check_mask_tokens}},
+      {"sample", {Op::kSample, 8, check_sample}},
   };
   return table;
 }

@@ -8,10 +8,12 @@ from rbln_host.ops.kv_cache import PADDING_SLOT, write_kv
 from rbln_host.ops.linear import gated_linear, linear
 from rbln_host.ops.norm import fused_add_rms_norm, layer_norm, rms_norm
 from rbln_host.ops.rotary import rotary_embedding, rotary_write_kv
+from rbln_host.ops.sampling import PADDING_ROW, mask_tokens, sample
 
 __all__ = [
     "ACTIVATIONS",
     "PADDING_POSITION",
+    "PADDING_ROW",
     "PADDING_SLOT",
     "elementwise",
     "fused_add_rms_norm",
@@ -19,9 +21,11 @@ __all__ = [
     "gated_linear",
     "layer_norm",
     "linear",
+    "mask_tokens",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
     "rotary_write_kv",
+    "sample",
     "write_kv",
 ]

@@ -17,6 +17,7 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.models.program_inputs import forward_inputs, free_axes
+from rbln_vllm.models.sampler import capture_sampler, is_sampler
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
 
@@ -50,6 +51,9 @@ class VllmModelBuilder:
     def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
         if key.role is Role.LOGITS:
             return compiler.capture(self._logits, self._logits_inputs(key), key.name)
+        if is_sampler(key):
+            model = self._config.model_config
+            return capture_sampler(key, compiler, model.get_vocab_size(), model.dtype)
         inputs = forward_inputs(key, self._geometry, self.kv_layers)
         return compiler.capture(self._forward, inputs, key.name, free_axes(self.kv_layers))
 

@@ -21,7 +21,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.step import StepKind, StepPlan, classify
-from rbln_vllm.geometry import Geometry
+from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.kv_layers import kv_input_name
 from rbln_vllm.models.kv_stand_in import KVLayerStandIn
@@ -32,7 +32,8 @@ from rbln_vllm.worker.kv_copies import carry_out_copies
 from rbln_vllm.worker.kv_memory import LazyPool
 from rbln_vllm.worker.program_model import ProgramModel
 from rbln_vllm.worker.program_store import ProgramStore
-from rbln_vllm.worker.sampler import ProgramSampler
+from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
+from rbln_vllm.worker.sampling.bitmasks import batch_bitmask
 
 RunnerOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
 
@@ -52,9 +53,8 @@ class ProgramRunner(CPUModelRunner):
         super().__init__(vllm_config, device)
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
-        self._logits_are_masked = False
         self._kv_connector_output: KVConnectorOutput | None = None
-        self.sampler = ProgramSampler(self.model_config, self._greedy_tokens)
+        self.sampler = self._make_sampler()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Prepare the programs; the model itself is built only when one must be compiled."""
@@ -103,16 +103,34 @@ class ProgramRunner(CPUModelRunner):
             return self._refuse(error)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
-        self._logits_are_masked = grammar_output is not None
         try:
             with self._unfinished_prompts_draw_nothing():
-                return cast(RunnerOutput, super().sample_tokens(grammar_output))
+                rest = self._constrain(grammar_output)
+                return cast(RunnerOutput, super().sample_tokens(rest))
         except MissingProgramError as error:
             return self._refuse(error)
 
-    def _greedy_tokens(self) -> Tensor | None:
-        """What the logits program chose, unless a grammar has changed the logits since."""
-        return None if self._logits_are_masked else self.model.greedy_tokens
+    def _make_sampler(self) -> SeededSampler:
+        programs = SamplerPrograms(self._geometry.table, self._store)
+        keys = DrawKeys(self.requests, lambda: self.input_batch, self.model_config.seed)
+        if options_of(self.vllm_config).use_custom_sampler:
+            return ProgramSampler(
+                self.model_config, programs, keys, lambda: self.model.greedy_tokens
+            )
+        return SeededSampler(self.model_config, programs, keys)
+
+    def _constrain(self, grammar: GrammarOutput | None) -> GrammarOutput | None:
+        """Give the sampler what grammars allow; returns what is left for upstream to apply.
+
+        Rows of drafts have no sampler program of their own.
+        """
+        if grammar is None or self.execute_model_state is None:
+            return grammar
+        if self.execute_model_state.spec_decode_metadata is not None:
+            return grammar
+        batch = self.input_batch
+        self.sampler.constrain(batch_bitmask(grammar, batch.req_id_to_index, batch.num_reqs))
+        return None
 
     @contextmanager
     def _unfinished_prompts_draw_nothing(self) -> Iterator[None]:

@@ -20,10 +20,10 @@ def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -
     for key in table.programs:
         if key.name not in store.executable.program_names:
             continue
-        if key.role is Role.LOGITS:
-            store.executable.load(key.name)
-        else:
+        if key.role in (Role.PREFILL, Role.DECODE):
             _run_padding(key, store, num_blocks_per_seq)
+        else:
+            store.executable.load(key.name)
     return time.perf_counter() - started
 
 

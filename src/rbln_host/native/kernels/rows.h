@@ -187,10 +187,7 @@ inline int64_t argmax_plan(const Call& call, Shared& shared, int) {
 
 // The first of the largest elements; a NaN counts as larger than everything, as in torch.
 template <class T>
-void argmax_row(const Call& call, int64_t row) {
-  const Operand &x = call[0], &out = call[1];
-  const T* values = x.as<T>() + x.row_offset(row);
-  const int64_t width = x.last();
+int64_t first_largest(const T* values, int64_t width) {
   Vec most = splat(-INFINITY);
   IVec nan{};
   for (int64_t i = 0; i + kLanes <= width; i += kLanes) {
@@ -213,7 +210,14 @@ void argmax_row(const Call& call, int64_t row) {
     if (sum(__builtin_convertvector(hit, Vec)) != 0) break;
   }
   while (at < width - 1 && !is_best(to_float(values[at]))) ++at;
-  out.as<int64_t>()[row * out.stride[0]] = at;
+  return at;
+}
+
+template <class T>
+void argmax_row(const Call& call, int64_t row) {
+  const Operand &x = call[0], &out = call[1];
+  out.as<int64_t>()[row * out.stride[0]] =
+      first_largest(x.as<T>() + x.row_offset(row), x.last());
 }
 
 inline void argmax_run(const Call& call, Shared&, int64_t task, std::byte*) {

@@ -278,6 +278,16 @@ def _argmax(call: _Call) -> list[NativeCommand]:
     return [NativeCommand("argmax", (x, flat))]
 
 
+def _mask_tokens(call: _Call) -> list[NativeCommand]:
+    return [NativeCommand("mask_tokens", (call["bitmask_RW"], call["logits_RV"]))]
+
+
+def _sample(call: _Call) -> list[NativeCommand]:
+    names = ("logits_RV", "temperature_R", "top_k_R", "top_p_R", "seed_R", "position_R")
+    operands = (*(call[name] for name in names), call.output(0), call.output(1))
+    return [NativeCommand("sample", operands)]
+
+
 def _axis(call: _Call, axes: int) -> int:
     """The argument ``dim``, counted from the front."""
     dim = call.value("dim")
@@ -298,6 +308,8 @@ _TABLE: Mapping[str, Callable[[_Call], list[NativeCommand]]] = {
     "rbln::write_kv": _write_kv,
     "rbln::paged_attention": _paged_attention,
     "rbln::elementwise": _elementwise,
+    "rbln::mask_tokens": _mask_tokens,
+    "rbln::sample": _sample,
     "aten::embedding": _embedding,
     "aten::index_select": _index_select,
     "aten::argmax": _argmax,

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.models.program_inputs import forward_inputs, free_axes
+from rbln_vllm.models.sampler import capture_sampler, is_sampler
 from rbln_vllm.models.transformers.attention import PagedStep
 from rbln_vllm.models.transformers.layers import attention_layers
 from rbln_vllm.models.transformers.rotary import tabulate_rotary
@@ -47,6 +48,8 @@ class TransformersModelBuilder:
     def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
         if key.role is Role.LOGITS:
             return compiler.capture(self._logits, self._logits_inputs(key), key.name)
+        if is_sampler(key):
+            return capture_sampler(key, compiler, self._head_VH.shape[0], self._source.dtype)
         inputs = forward_inputs(key, self._geometry, self.kv_layers)
         return compiler.capture(self._forward, inputs, key.name, free_axes(self.kv_layers))
 
@@ -74,8 +77,12 @@ class TransformersModelBuilder:
         return logits_BV, logits_BV.argmax(dim=-1)
 
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
-        weight_VH = cast(Any, self._model.get_output_embeddings()).weight
-        return {"hidden": torch.zeros(key.batch, weight_VH.shape[1], dtype=self._source.dtype)}
+        return {"hidden": torch.zeros(key.batch, self._head_VH.shape[1], dtype=self._source.dtype)}
+
+    @property
+    def _head_VH(self) -> Tensor:  # noqa: N802
+        weight_VH: Tensor = cast(Any, self._model.get_output_embeddings()).weight
+        return weight_VH
 
 
 class _GivenHidden(torch.nn.Module):

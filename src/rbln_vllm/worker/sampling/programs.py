@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler programs and their input buffers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rbln_vllm.programs import ProgramKey, ProgramTable, Role
+from rbln_vllm.toolchain import PADDING_ROW
+from rbln_vllm.worker.program_store import ProgramStore
+
+ALL_ALLOWED = -1
+"""A word of a bitmask."""
+OFF = 0
+"""As a top-k."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The parameters of a step's rows, all ``[R]``.
+
+    ``temperature_R`` fp32, 0 is greedy; ``top_k_R`` int32, 0 is off; ``top_p_R`` fp32, 1 is off;
+    ``seed_R`` and ``position_R`` int64.
+    """
+
+    temperature_R: Tensor
+    top_k_R: Tensor
+    top_p_R: Tensor
+    seed_R: Tensor
+    position_R: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.seed_R.shape[0]
+
+    @classmethod
+    def greedy(cls, rows: int) -> "Draws":
+        """Every row takes its largest logit."""
+        numbers = torch.zeros(rows)
+        integers = torch.zeros(rows, dtype=torch.int64)
+        return cls(numbers, integers.int(), numbers + 1, integers, integers)
+
+
+class SamplerPrograms:
+    """Runs sampler programs on logits of any number of rows that a step can have."""
+
+    def __init__(self, table: ProgramTable, store: ProgramStore) -> None:
+        self._table, self._store = table, store
+        self._staged: dict[ProgramKey, _StagedRows] = {}
+
+    def sample(
+        self, logits_RV: Tensor, draws: Draws, bitmask_RW: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int64 ``[R]`` and the least logit of each row, after temperature, that could be
+        drawn, fp32 ``[R]``. What ``bitmask_RW`` forbids is set to -infinity in ``logits_RV``.
+
+        Both are the program's own buffers, valid until its next run. Raises MissingProgramError.
+        """
+        staged = self._staged_rows(Role.SAMPLER, logits_RV, draws)
+        staged.allow(bitmask_RW)
+        return self._run(staged, logits_RV, draws.rows)
+
+    def draw(self, logits_RV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The same from fp32 logits that vLLM has processed."""
+        return self._run(self._staged_rows(Role.DRAW, logits_RV, draws), logits_RV, draws.rows)
+
+    def mask(self, logits_RV: Tensor, bitmask_RW: Tensor) -> None:
+        """Only set what is forbidden to -infinity."""
+        self.sample(logits_RV, Draws.greedy(logits_RV.shape[0]), bitmask_RW)
+
+    def _staged_rows(self, role: Role, logits_RV: Tensor, draws: Draws) -> "_StagedRows":
+        key = self._table.sampler_for(role, draws.rows)
+        self._store.ensure(key)
+        if key not in self._staged:
+            self._staged[key] = _StagedRows(key, logits_RV)
+        staged = self._staged[key]
+        staged.stage(draws)
+        return staged
+
+    def _run(self, staged: "_StagedRows", logits_RV: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        padded_BV = staged.padded(logits_RV)
+        inputs = {"logits": padded_BV, **staged.tensors}
+        token_B, threshold_B = self._store.executable.run(staged.key.name, inputs, rows)
+        if padded_BV.data_ptr() != logits_RV.data_ptr() and staged.key.role is Role.SAMPLER:
+            logits_RV.copy_(padded_BV[:rows])
+        return token_B[:rows], threshold_B[:rows]
+
+
+class _StagedRows:
+    """The input buffers of one sampler program. Rows of padding are written on every step."""
+
+    def __init__(self, key: ProgramKey, logits_RV: Tensor) -> None:
+        self.key = key
+        vocab_size = logits_RV.shape[1]
+        self._logits_BV = logits_RV.new_zeros(0, vocab_size)
+        self.tensors = {
+            "temperature": torch.zeros(key.batch),
+            "top_k": torch.zeros(key.batch, dtype=torch.int32),
+            "top_p": torch.ones(key.batch),
+            "seed": torch.zeros(key.batch, dtype=torch.int64),
+            "position": torch.full((key.batch,), PADDING_ROW),
+        }
+        self._is_masked = False
+        if key.role is Role.SAMPLER:
+            words = -(-vocab_size // 32)
+            mask_BW = torch.full((key.batch, words), ALL_ALLOWED, dtype=torch.int32)
+            self.tensors["bitmask"] = mask_BW
+
+    def stage(self, draws: Draws) -> None:
+        """Copy a step's parameters in and pad the rest."""
+        _fill(self.tensors["temperature"], draws.temperature_R, 0)
+        _fill(self.tensors["top_k"], draws.top_k_R, OFF)
+        _fill(self.tensors["top_p"], draws.top_p_R, 1)
+        _fill(self.tensors["seed"], draws.seed_R, 0)
+        _fill(self.tensors["position"], draws.position_R, PADDING_ROW)
+
+    def allow(self, bitmask_RW: Tensor | None) -> None:
+        """Copy a bitmask in; without one every token is allowed."""
+        mask_BW = self.tensors["bitmask"]
+        if bitmask_RW is not None:
+            _fill(mask_BW, bitmask_RW[:, : mask_BW.shape[1]], ALL_ALLOWED)
+        elif self._is_masked:
+            mask_BW.fill_(ALL_ALLOWED)
+        self._is_masked = bitmask_RW is not None
+
+    def padded(self, logits_RV: Tensor) -> Tensor:
+        """The logits with the program's number of rows: they themselves where they have it, or
+        are the first rows of a buffer that does (a logits program's is)."""
+        rows, vocab_size = logits_RV.shape
+        if logits_RV.is_contiguous() and _reach(logits_RV) >= self.key.batch * vocab_size:
+            return logits_RV.as_strided((self.key.batch, vocab_size), (vocab_size, 1))
+        if not self._logits_BV.shape[0]:
+            self._logits_BV = logits_RV.new_zeros(self.key.batch, vocab_size)
+        self._logits_BV[:rows] = logits_RV
+        return self._logits_BV
+
+
+def _reach(tensor: Tensor) -> int:
+    """Elements of the tensor's memory from its first on."""
+    return tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+
+
+def _fill(buffer: Tensor, values: Tensor, padding: int) -> None:
+    rows = values.shape[0]
+    buffer[:rows] = values
+    buffer[rows:] = padding
