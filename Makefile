@@ -19,7 +19,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3 python,$(if $(shell $(p) $(
 # The demonstration model is made only when it is the one asked for.
 MODEL_DIR := $(if $(filter $(DEFAULT_MODEL),$(MODEL)),$(DEFAULT_MODEL))
 
-.PHONY: help setup native model serve demo lint format test sanitize wheel peers bench clean distclean
+.PHONY: help setup native model serve routing demo lint format test sanitize wheel peers bench clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -51,6 +51,9 @@ $(DEFAULT_MODEL): | $(SETUP)
 serve: native $(MODEL_DIR) ## serve MODEL on PORT (8000) until interrupted
 	@$(BIN)/python scripts/serve.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
+routing: native $(MODEL_DIR) ## serve MODEL twice behind a router that knows who holds which prefix
+	@$(BIN)/python -m examples.kv_aware_routing $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
 demo: native $(MODEL_DIR) ## serve MODEL, ask it one question, stop
 	@$(BIN)/python scripts/demo.py $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
 
@@ -60,6 +63,7 @@ lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/mypy
 	$(BIN)/mypy scripts/*.py
 	$(BIN)/mypy -p benchmarks
+	$(BIN)/mypy -p examples
 	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: $(SETUP) ## let ruff and clang-format mend what they can
@@ -93,7 +97,7 @@ wheel: $(SETUP) ## build a wheel into dist and check that it works without a com
 
 clean: ## remove caches and build output
 	rm -rf .cache .mypy_cache .pytest_cache .ruff_cache build dist src/rbln_host/_native*.so
-	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests scripts benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## also remove .venv and .models
 	rm -rf $(VENV) .models

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from scripts.server_process import LOCALHOST, ServerProcess, free_port
+from scripts.server_process import LOCALHOST, ServerProcess, fetch, free_port
 
 KV_AWARE = "kv_aware"
 # The router tokenises nothing: it asks a server what tokens a text or a chat becomes.
@@ -109,22 +109,34 @@ class Cluster:
             )
             for number, source in enumerate(self.sources)
         ]
-        self.router = self.new_router(logs / "router.log", router_options, port)
+        self._log_file, self._options, self._port = logs / "router.log", router_options, port
         self._stack = contextlib.ExitStack()
 
     def new_router(
-        self, log_file: Path, options: Sequence[str] = (), port: int | None = None
+        self,
+        log_file: Path,
+        options: Sequence[str] = (),
+        port: int | None = None,
+        policy: str | None = None,
     ) -> RouterProcess:
-        """A router before these servers, not started; there may be several at once."""
+        """A router before the running servers, not started; there may be several at once."""
+        policy = policy or self.policy
         urls = [server.url for server in self.servers]
-        arguments = ["--worker-urls", *urls, "--policy", self.policy]
+        arguments = ["--worker-urls", *urls, "--policy", policy]
         arguments += ["--prometheus-port", str(free_port()), *options]
-        if self.policy == KV_AWARE:
-            arguments += ["--kv-event-block-size", str(self.granule), "--kv-event-model", "model"]
-            for url, source in zip(urls, self.sources, strict=True):
-                arguments += ["--kv-event-source", f"{url}={source.endpoint}"]
-                arguments += ["--kv-event-replay-source", f"{url}={source.replay_endpoint}"]
+        if policy == KV_AWARE:
+            arguments += self._event_options()
         return RouterProcess(arguments, log_file=log_file, port=port)
+
+    def _event_options(self) -> list[str]:
+        """Events count for requests to the model of this name only."""
+        models = json.loads(fetch(f"{self.servers[0].url}/v1/models"))
+        options = ["--kv-event-block-size", str(self.granule)]
+        options += ["--kv-event-model", models["data"][0]["id"]]
+        for server, source in zip(self.servers, self.sources, strict=True):
+            options += ["--kv-event-source", f"{server.url}={source.endpoint}"]
+            options += ["--kv-event-replay-source", f"{server.url}={source.replay_endpoint}"]
+        return options
 
     def __enter__(self) -> Cluster:
         with contextlib.ExitStack() as stack:
@@ -135,6 +147,7 @@ class Cluster:
                     stack.push(start.result().__exit__)
             for start in starts:
                 start.result()
+            self.router = self.new_router(self._log_file, self._options, self._port)
             stack.enter_context(self.router)
             self._stack = stack.pop_all()
         return self
