@@ -83,7 +83,7 @@ class OffloadingConnector(upstream.OffloadingConnector):
         if self._planner is None:
             return bound
         worth = self._planner.loadable_tokens(
-            request.request_id, request.block_hashes, num_computed_tokens
+            request.request_id, request.block_hashes, request.num_tokens, num_computed_tokens
         )
         return worth if bound is None else min(bound, worth)
 
@@ -94,8 +94,9 @@ class OffloadingConnector(upstream.OffloadingConnector):
 
         Upstream begins them after the forward pass, which takes long on a CPU.
         """
-        super().handle_preemptions(kv_connector_metadata)
         assert self.connector_worker is not None
+        self.connector_worker.check_owner(kv_connector_metadata)
+        super().handle_preemptions(kv_connector_metadata)
         self.connector_worker.begin_step(kv_connector_metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

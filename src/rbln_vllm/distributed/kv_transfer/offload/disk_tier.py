@@ -72,6 +72,7 @@ class DiskTier(SecondaryTierManager):
     ) -> None:
         self._pending = PendingWrites(max(1, len(primary_kv_view) // 2))
         super().__init__(spec, primary_kv_view, "disk", self._pending)
+        self._bytes = primary_kv_view.cast("B")
         self._store = store
         self._readers = background_executor("rbln-kv-read", readers)
         self._writer = background_executor("rbln-kv-write", niceness=STORE_NICENESS)
@@ -119,6 +120,7 @@ class DiskTier(SecondaryTierManager):
         """Ends what runs and drops what waits: a block that was not written is a miss later."""
         for executor in (self._readers, self._writer):
             executor.shutdown(wait=True, cancel_futures=True)
+        self._bytes.release()
 
     def _run(self, job: TransferJob, move: Callable[[OffloadKey, memoryview], bool]) -> None:
         """Moves every block of ``job``; one that fails does not keep the others back."""
@@ -126,7 +128,8 @@ class DiskTier(SecondaryTierManager):
         moved: list[OffloadKey] = []
         try:
             for key, chunk in zip(job.keys, job.chunk_ids.tolist(), strict=True):
-                if move(key, self._primary_kv_view[chunk]):
+                start = chunk * self.block_size_bytes
+                if move(key, self._bytes[start : start + self.block_size_bytes]):
                     moved.append(key)
         finally:
             seconds = time.perf_counter() - started

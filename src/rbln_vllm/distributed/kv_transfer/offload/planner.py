@@ -38,12 +38,20 @@ class LoadPlanner:
         self._failed: set[str] = set()
         self._lines = RateLimit(SECONDS_BETWEEN_LINES)
 
-    def loadable_tokens(self, request_id: str, hashes: Sequence[bytes], computed: int) -> int:
-        """Tokens worth loading after the ``computed`` ones the pool holds."""
+    def loadable_tokens(
+        self, request_id: str, hashes: Sequence[bytes], num_tokens: int, computed: int
+    ) -> int:
+        """Tokens worth loading after the ``computed`` ones the pool holds.
+
+        Of ``num_tokens`` the last is never loaded: it is computed for its logits, and a loaded
+        block that is written to again would change under others that read it.
+        """
         if request_id in self._failed:
             return 0
         end = self._ends.get(request_id)
         if end is None:
+            chunks = min(len(hashes) // self._shape.hashes, (num_tokens - 1) // self._shape.tokens)
+            hashes = hashes[: chunks * self._shape.hashes]
             end = self._ends[request_id] = self._decide(request_id, hashes, computed)
         return max(0, end - computed)
 

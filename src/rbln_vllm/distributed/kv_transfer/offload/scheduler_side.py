@@ -32,6 +32,7 @@ class OffloadScheduler(OffloadingConnectorScheduler):
         self, spec: HostOffloadingSpec, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
+        self._engine_id = spec.config.engine_id
         self._costs, self._chunk_bytes = spec.costs, spec.kv_bytes_per_chunk
         self._load_began: dict[int, float] = {}
 
@@ -49,7 +50,9 @@ class OffloadScheduler(OffloadingConnectorScheduler):
         tokens = scheduler_output.num_scheduled_tokens
         # A step of one request with more than one token is a chunk of prefill.
         prefill = max(tokens.values()) if len(tokens) == 1 else 0
-        return OffloadMeta(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, prefill)
+        return OffloadMeta(
+            meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, self._engine_id, prefill
+        )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         meta = connector_output.kv_connector_worker_meta

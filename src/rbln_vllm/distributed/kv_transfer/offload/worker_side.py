@@ -22,8 +22,9 @@ from rbln_vllm.distributed.kv_transfer.offload.spec import HostOffloadingSpec
 
 @dataclass
 class OffloadMeta(OffloadingConnectorMetadata):
-    """Upstream's orders for one step, and how many tokens of prefill the step computes."""
+    """Upstream's orders for one step, whose they are, and its tokens of prefill."""
 
+    engine_id: str = ""
     prefill_tokens: int = 0
 
 
@@ -58,6 +59,15 @@ class OffloadWorkerSide(OffloadingConnectorWorker):
         self._failed_jobs: set[int] = set()
         self._failed_requests: set[str] = set()
         self._step_began, self._prefill_tokens, self._prefill_seconds = 0.0, 0, 0.0
+
+    def check_owner(self, metadata: KVConnectorMetadata) -> None:
+        """Raises RuntimeError for another engine's orders: vLLM has one connector a process."""
+        assert isinstance(metadata, OffloadMeta)
+        if metadata.engine_id != self.spec.config.engine_id:
+            raise RuntimeError(
+                "two engines with KV offload cannot share one process: unset "
+                "VLLM_ENABLE_V1_MULTIPROCESSING, or shut the first one down"
+            )
 
     def begin_step(self, metadata: KVConnectorMetadata) -> None:
         """Starts this step's loads; upstream's turn to do so then finds none."""
