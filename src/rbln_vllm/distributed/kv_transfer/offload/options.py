@@ -12,6 +12,15 @@ DEFAULT_DISK_BYTES = 16 * GIB
 STAGING_BYTES = 256 * MIB
 """Memory between pool and disk when no memory tier is asked for."""
 
+OURS = frozenset(
+    {
+        "cpu_bytes_to_use",
+        "disk_directory",
+        "disk_bytes_to_use",
+        "disk_read_threads",
+        "load_policy",
+    }
+)
 # Options of vLLM's connector and of its memory tier that work here as they do there.
 UPSTREAM = frozenset(
     {
@@ -67,23 +76,20 @@ class OffloadOptions:
     def parse(cls, extra_config: Mapping[str, Any]) -> "OffloadOptions":
         """Raises ValueError for an unknown, refused or impossible option, with what to change."""
         options = dict(extra_config)
-        for name in UPSTREAM:
-            options.pop(name, None)
-        directory = options.pop("disk_directory", None)
-        parsed = cls(
+        for name in options:
+            _check_known(name)
+        directory = options.get("disk_directory")
+        return cls(
             cpu_bytes=_number(options, "cpu_bytes_to_use", 0),
             disk_directory=Path(directory) if directory else None,
             disk_bytes=_number(options, "disk_bytes_to_use", DEFAULT_DISK_BYTES),
             disk_read_threads=_number(options, "disk_read_threads", 2),
-            load_policy=_policy(options.pop("load_policy", LoadPolicy.MEASURED.value)),
+            load_policy=_policy(options.get("load_policy", LoadPolicy.MEASURED.value)),
         )
-        for name in options:
-            _refuse(name)
-        return parsed
 
 
 def _number(options: dict[str, Any], name: str, default: int) -> int:
-    value = options.pop(name, default)
+    value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"KV offload: {name} must be a number, not {value!r}")
     return int(value)
@@ -96,9 +102,9 @@ def _policy(value: Any) -> LoadPolicy:
     return LoadPolicy(value)
 
 
-def _refuse(name: str) -> None:
+def _check_known(name: str) -> None:
     if name in REFUSED:
         raise ValueError(f"KV offload: {name} is not supported: {REFUSED[name]}")
-    ours = ["cpu_bytes_to_use", "disk_directory", "disk_bytes_to_use", "disk_read_threads"]
-    known = sorted([*UPSTREAM, *ours, "load_policy"])
-    raise ValueError(f"KV offload has no option {name}; it has {', '.join(known)}")
+    if name not in OURS | UPSTREAM:
+        known = ", ".join(sorted(OURS | UPSTREAM))
+        raise ValueError(f"KV offload has no option {name}; it has {known}")
