@@ -35,6 +35,7 @@ UNSET: dict[str, Any] = dict.fromkeys(
 )
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+OFFLOAD = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ NOT_BUILT = (
     Refused(("Pooling", "only text generation"), {"runner": "pooling"}),
     Refused(("--enable-prompt-embeds",), {"enable_prompt_embeds": True}),
     Refused(("--kv-transfer-config",), {"kv_transfer_config": CONNECTOR}),
-    Refused(("--kv-offloading-size",), {"kv_offloading_size": 1.0}),
+    Refused(("kv_both",), {"kv_transfer_config": {**OFFLOAD, "kv_role": "kv_consumer"}}),
+    Refused(("--kv-offloading-size",), {"kv_transfer_config": OFFLOAD}),
     Refused(("--cpu-offload-gb",), {"cpu_offload_gb": 1.0}),
     Refused(("--offload-group-size",), {"offload_group_size": 1}),
     Refused(("Sleep mode",), {"enable_sleep_mode": True}),
