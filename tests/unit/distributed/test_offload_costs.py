@@ -90,7 +90,7 @@ class FakeManager:
 
     def tier_of(self, key: bytes, context: object) -> Tier | None:
         self.asked += 1
-        return self._tiers.get(key)  # type: ignore[call-overload]
+        return self._tiers.get(key)
 
 
 def hash_of(index: int) -> bytes:
