@@ -52,11 +52,19 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
     "MistralForCausalLM": {"model_type": "mistral", "sliding_window": None, **_SMALL},
     "Qwen2ForCausalLM": {"model_type": "qwen2", **_WIDE},
     "Qwen3ForCausalLM": {"model_type": "qwen3", **_SMALL},
+    "GemmaForCausalLM": {"model_type": "gemma", **_SMALL},
     "Gemma2ForCausalLM": {
         "model_type": "gemma2",
         "query_pre_attn_scalar": 32,
         "sliding_window": 64,
         **_SMALL,
+    },
+    "Exaone4ForCausalLM": {
+        "model_type": "exaone4",
+        "sliding_window": 48,
+        "sliding_window_pattern": 2,
+        **_SMALL,
+        "hidden_size": 128,
     },
     "PhiForCausalLM": {
         "model_type": "phi",

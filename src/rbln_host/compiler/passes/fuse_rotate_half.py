@@ -132,7 +132,8 @@ def _is_each_twice(editor: Editor, argument: Argument, size: int) -> bool:
 
 def _rows(editor: Editor, cos: str, sin: str, state: _State) -> tuple[_Rows, list[Command]]:
     """Where cosines and sines stand, and the commands that make their table if it is new."""
-    known, made = state.rows.get((cos, sin)) or _looked_up(editor, cos, sin), []
+    made: list[Command] = []
+    known = state.rows.get((cos, sin)) or _looked_up(editor, cos, sin)
     if known is None:
         table, made = _table(editor, cos, sin)
         count = editor.facts.tensors[cos].shape[2]
