@@ -104,6 +104,8 @@ def measure(
 ) -> dict[str, list[dict[str, float]]]:
     """Figures of each policy in each round."""
     rows: dict[str, list[dict[str, float]]] = {policy: [] for policy in by_policy}
+    for server in cluster.servers:
+        load(server.url, model, workload(2, seed=-1))  # warms up
     for number in range(rounds):
         for turn, policy in enumerate(rotated(list(by_policy), number)):
             empty_caches(cluster.servers)
