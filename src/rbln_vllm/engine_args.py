@@ -93,9 +93,6 @@ def _check_raw(args: "EngineArgs") -> None:
         )
     if args.enable_chunked_prefill is False:
         raise ValueError(NO_CHUNKED_PREFILL)  # vLLM would speak of the batch's size instead
-    if args.async_scheduling:
-        logger.warning_once("Disabling asynchronous scheduling: it is not built yet")
-    args.async_scheduling = False
     _check_executor()
     if args.attention_backend not in (None, "CUSTOM"):
         raise ValueError(f"Cannot use {args.attention_backend} backend on RBLN.")

@@ -3,6 +3,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 ATTENTION_BACKEND = "rbln_vllm.models.attention.PagedAttentionBackend"
 WORKER = "rbln_vllm.worker.worker.RBLNWorker"
 SCHEDULER = "rbln_vllm.core.scheduler.RBLNScheduler"
+ASYNC_SCHEDULER = "rbln_vllm.core.scheduler.RBLNAsyncScheduler"
+OVERLAPPED_EXECUTOR = "rbln_vllm.executor.overlapped.OverlappedExecutor"
+OVERLAPPING_EXECUTORS = ("uni", "mp", OVERLAPPED_EXECUTOR)
 IR_PROVIDER = "rbln"
+
+logger = init_logger("vllm.rbln.platform")
 
 
 class RblnPlatform(CpuPlatform):
@@ -106,11 +112,14 @@ class RblnPlatform(CpuPlatform):
         engine_rules.settle_block_size(vllm_config, profile)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
+        schedules_ahead = cls._may_schedule_ahead(vllm_config)
         with envs.kv_cache_space_hidden(), envs.start_method_kept(engines_may_fork()):
             super().check_and_update_config(vllm_config)
-        # Upstream's CPU rules: a block size of its own, and a process just to bind threads in.
+        # Upstream's CPU rules: a block size of its own, a process just to bind threads in, and no
+        # scheduling ahead.
         vllm_config.cache_config.block_size = block_size
         vllm_config.parallel_config.distributed_executor_backend = executor
+        vllm_config.scheduler_config.async_scheduling = schedules_ahead
         cls._use_our_classes(vllm_config)
         cls._max_model_len = vllm_config.model_config.max_model_len
         envs.park_idle_openmp_threads()
@@ -134,10 +143,27 @@ class RblnPlatform(CpuPlatform):
         return limit - prompt_len
 
     @classmethod
+    def _may_schedule_ahead(cls, vllm_config: "VllmConfig") -> bool:
+        """Whether the next step is scheduled while one runs: vLLM's default, or as asked for."""
+        executor = vllm_config.parallel_config.distributed_executor_backend
+        wanted = bool(vllm_config.scheduler_config.async_scheduling)
+        if wanted and executor not in OVERLAPPING_EXECUTORS:
+            logger.warning_once(
+                "Disabling asynchronous scheduling: with the executor %s nothing runs while a step "
+                "does. Leave out --distributed-executor-backend to have it",
+                executor,
+            )
+            return False
+        return wanted
+
+    @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         if parallel.worker_cls in ("auto", "vllm.v1.worker.cpu_worker.CPUWorker"):
             parallel.worker_cls = WORKER
         if scheduler.scheduler_cls is None:
-            scheduler.scheduler_cls = SCHEDULER
+            scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+        if scheduler.async_scheduling and parallel.distributed_executor_backend == "uni":
+            # Upstream's runs a step within the call, so nothing would happen meanwhile.
+            parallel.distributed_executor_backend = OVERLAPPED_EXECUTOR
         vllm_config.model_config.disable_cascade_attn = True

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's runner takes for the model: its two calls run programs."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ class ProgramModel(torch.nn.Module):
         self._staged: dict[ProgramKey, StagedInputs] = {}
         self._rows: dict[ProgramKey, Tensor] = {}
         self._greedy_R = torch.empty(0, dtype=torch.int64)
+        self.launched: Callable[[], None] = _nothing
+        """Called when a step's program is about to start and the interpreter will be free."""
 
     def run_step(self, key: ProgramKey, step: StepInputs) -> Tensor:
         """Hidden states of the step's tokens, ``[n, hidden]`` without padding.
@@ -33,6 +37,7 @@ class ProgramModel(torch.nn.Module):
         if key not in self._staged:
             self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
         staged = self._staged[key].stage(step)
+        self.launched()
         (hidden_NH,) = self._store.executable.run(key.name, staged, step.num_tokens)
         return hidden_NH[: step.num_tokens]
 
@@ -68,3 +73,7 @@ class ProgramModel(torch.nn.Module):
         padded_BH[rows:] = 0
         logits_BV, greedy_B = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
         return logits_BV[:rows], greedy_B[:rows]
+
+
+def _nothing() -> None:
+    return None

@@ -51,6 +51,10 @@ class ProgramRunner(CPUModelRunner):
         self, vllm_config: VllmConfig, device: torch.device, geometry: Geometry, store: ProgramStore
     ) -> None:
         super().__init__(vllm_config, device)
+        # The engine may schedule a step ahead; steps run in order, so here every token is known
+        # when the next step is prepared and nothing of upstream's way around that is needed.
+        self.use_async_scheduling = self.use_async_spec_decode = False
+        self.prepare_inputs_event = None
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
         self._kv_connector_output: KVConnectorOutput | None = None

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worker process: device set-up, programs, pool size, warm-up."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -57,6 +58,7 @@ class RBLNWorker(CPUWorker):
         self._geometry = geometry_of(vllm_config)
         self._counters = ProgramCounters.create(counter_path(vllm_config.instance_id))
         self._heartbeat = Heartbeat(self._counters)
+        self._answer: RunnerOutput = None
 
     def init_device(self) -> None:
         self.device = torch.device("cpu")
@@ -110,11 +112,22 @@ class RBLNWorker(CPUWorker):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> RunnerOutput:
         with self._heartbeat.step():
-            return cast(RunnerOutput, super().execute_model(scheduler_output))
+            self._answer = cast(RunnerOutput, super().execute_model(scheduler_output))
+            return self._answer
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
+        """Tokens of the step before; its answer, where it was refused.
+
+        An engine that schedules ahead asks for tokens before it can know of a refusal.
+        """
+        if self._answer is not None:
+            return self._answer
         with self._heartbeat.step():
             return cast(RunnerOutput, super().sample_tokens(grammar_output))
+
+    def when_launched(self, call: Callable[[], None]) -> None:
+        """Have ``call`` made on the worker's thread whenever a step's program is about to start."""
+        self.model_runner.model.launched = call
 
     def program_report(self) -> dict[str, int]:
         """The program counters, for tests and operators (``collective_rpc``)."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Executors: how the engine's loop reaches the worker."""
