@@ -69,6 +69,17 @@ class TestTable:
 
     @repeatable
     @given(tables())
+    def test_samplers_have_the_rows_of_the_logits_that_a_step_gives(
+        self, any_table: ProgramTable
+    ) -> None:
+        for rows in range(1, any_table.decode_buckets[-1] + 1):
+            for role in (Role.SAMPLER, Role.DRAW):
+                key = any_table.sampler_for(role, rows)
+                assert key in any_table.programs
+                assert key.batch == any_table.logits_for(rows).batch
+
+    @repeatable
+    @given(tables())
     def test_prompt_scores_have_a_wide_program_unless_the_chunk_is_narrow(
         self, any_table: ProgramTable
     ) -> None:
@@ -92,12 +103,19 @@ class TestTable:
             "logits_b2_q1",
             "logits_b4_q1",
             "logits_b64_q1",
+            "sampler_b1_q1",
+            "sampler_b2_q1",
+            "sampler_b4_q1",
+            "draw_b1_q1",
+            "draw_b2_q1",
+            "draw_b4_q1",
         )
 
     def test_the_smallest_one(self) -> None:
         """Chunks of one token and one sequence: a prefill and a decode of equal shape."""
         smallest = ProgramTable(1, (1,), 1, 1)
-        assert smallest.names == ("prefill_b1_q1", "decode_b1_q1", "logits_b1_q1")
+        programs = ("prefill", "decode", "logits", "sampler", "draw")
+        assert smallest.names == tuple(f"{name}_b1_q1" for name in programs)
         assert smallest.prefill != smallest.decode_for(1)
 
     def test_depends_on_sizes_alone(self) -> None:

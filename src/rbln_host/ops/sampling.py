@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rbln_host.ops.library import define
 
-GREEDY_BELOW = 1e-5
-"""Rows with a lower temperature take their largest logit."""
+GREEDY_BELOW = float(torch.tensor(1e-5))
+"""Rows with a lower temperature take their largest logit. The fp32 number, as in vLLM."""
 PADDING_ROW = -1
 """Rows at this position (or any below 0) are padding: nothing else of theirs is read."""
 _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
@@ -62,7 +62,7 @@ def _meta(logits_RV: Tensor, *_parameters: Tensor) -> tuple[Tensor, Tensor]:
     "Tensor seed_R, Tensor position_R) -> (Tensor, Tensor)",
     meta=_meta,
 )
-def sample(
+def sample(  # noqa: PLR0917 (an operator's arguments are positional)
     logits_RV: Tensor,
     temperature_R: Tensor,
     top_k_R: Tensor,

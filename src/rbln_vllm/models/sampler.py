@@ -47,6 +47,7 @@ def draw_inputs(key: ProgramKey, vocab_size: int, dtype: torch.dtype) -> dict[st
 
 
 def _draw(
+    *,
     logits: Tensor,
     temperature: Tensor,
     top_k: Tensor,
@@ -61,7 +62,7 @@ def _draw(
     return drawn
 
 
-def _sample(logits: Tensor, bitmask: Tensor, **parameters: Tensor) -> tuple[Tensor, Tensor]:
+def _sample(*, logits: Tensor, bitmask: Tensor, **parameters: Tensor) -> tuple[Tensor, Tensor]:
     """The same of the tokens that ``bitmask`` allows; the logits of others become -infinity."""
     torch.ops.rbln.mask_tokens(bitmask, logits)
-    return _draw(logits, **parameters)
+    return _draw(logits=logits, **parameters)

@@ -36,7 +36,9 @@ class Parameter:
 
     def __post_init__(self) -> None:
         if (self.path is Path.VLLM) != (self.asked is not None):
-            raise ValueError(f"{self.name}: a parameter of vLLM's path, and no other, is looked for")
+            raise ValueError(
+                f"{self.name}: a parameter of vLLM's path, and no other, is looked for"
+            )
 
 
 def _penalties(metadata: SamplingMetadata) -> bool:

@@ -138,7 +138,7 @@ class _StagedRows:
 
 def _reach(tensor: Tensor) -> int:
     """Elements of the tensor's memory from its first on."""
-    return tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return int(tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset())
 
 
 def _fill(buffer: Tensor, values: Tensor, padding: int) -> None:

@@ -24,6 +24,8 @@ OUTPUTS = {
     "elementwise": (-1,),
     "copy": (1,),
     "argmax": (1,),
+    "mask_tokens": (1,),
+    "sample": (6, 7),
 }
 """Which tensors of a command it writes."""
 
@@ -163,5 +165,13 @@ VALID = {
         CommandSpec("elementwise", (Spec((3, 5)), Spec((3, 5)), Spec((3, 5))), text="i0 i1 add"),
         CommandSpec("copy", (Spec((3, 5)), Spec((3, 5), I32))),
         CommandSpec("argmax", (Spec((3, 5)), Spec((3,), I64))),
+        CommandSpec("mask_tokens", (Spec((3, 2), I32), Spec((3, 40)))),
+        CommandSpec(
+            "sample",
+            (
+                Spec((3, 40)),
+                *(Spec((3,), dtype) for dtype in (F32, I32, F32, I64, I64, I64, F32)),
+            ),
+        ),
     )
 }

@@ -156,9 +156,22 @@ def argmax(rng: Random, dtype: str) -> CommandSpec:
     return CommandSpec("argmax", (loose(rng, (rows, width), dtype), out))
 
 
+def mask_tokens(rng: Random, dtype: str) -> CommandSpec:
+    rows, width = rng.randint(0, 4), rng.choice((1, 31, 32, 33, 100))
+    mask = loose(rng, (rows, (width + 31) // 32), "int32")
+    return CommandSpec("mask_tokens", (mask, loose(rng, (rows, width), dtype)))
+
+
+def sample(rng: Random, dtype: str) -> CommandSpec:
+    rows, width = rng.randint(0, 4), rng.choice((1, 15, 16, 17, 300))
+    dtypes = ("float32", "int32", "float32", "int64", "int64", "int64", "float32")
+    each = [loose(rng, (rows,), dtype, last_free=True) for dtype in dtypes]
+    return CommandSpec("sample", (loose(rng, (rows, width), dtype), *each))
+
+
 MAKERS: tuple[Callable[[Random, str], CommandSpec], ...] = (
     linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention, embedding,
-    elementwise, copy, argmax,
+    elementwise, copy, argmax, mask_tokens, sample,
 )  # fmt: skip
 
 

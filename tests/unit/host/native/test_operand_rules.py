@@ -134,6 +134,24 @@ TENSORS = [
     ("argmax", 1, Spec((3,), I32), "output must be int64"),
     ("argmax", 1, Spec((2,), I64), "output must be int64"),
     ("argmax", 1, Spec((3,), I64, (0,)), "output is written"),
+    ("mask_tokens", 0, Spec((3, 2), I64), "bitmask must be int32"),
+    ("mask_tokens", 0, Spec((3, 2), I32, (4, 2)), "words of a row next to each other"),
+    ("mask_tokens", 0, Spec((3, 1), I32), "a bit for each token"),
+    ("mask_tokens", 0, Spec((3, 3), I32), "a bit for each token"),
+    ("mask_tokens", 0, Spec((2, 2), I32), "a row for each row"),
+    ("mask_tokens", 1, Spec((3, 40), I32), "logits has the wrong dtype"),
+    ("mask_tokens", 1, Spec((3, 40), strides=(80, 2)), "logits: elements of a row must follow"),
+    ("mask_tokens", 1, Spec((3, 0)), "no possible size"),
+    ("sample", 0, Spec((3, 0)), "no possible size"),
+    ("sample", 0, Spec((4, 40)), "temperature has the wrong dtype or size"),
+    ("sample", 1, Spec((3,), BF16), "temperature has the wrong dtype or size"),
+    ("sample", 2, Spec((3,), I64), "top_k has the wrong dtype or size"),
+    ("sample", 3, Spec((3,), I32), "top_p has the wrong dtype or size"),
+    ("sample", 4, Spec((3,), I32), "seed has the wrong dtype or size"),
+    ("sample", 5, Spec((2,), I64), "position has the wrong dtype or size"),
+    ("sample", 5, None, "position is missing"),
+    ("sample", 6, Spec((3,), I32), "token has the wrong dtype or size"),
+    ("sample", 7, Spec((3,), BF16), "threshold has the wrong dtype or size"),
 ]
 
 
@@ -155,6 +173,7 @@ ROWS = {
     "paged_attention": (0, 1, 6),
     "embedding": (0, 2),
     "argmax": (0,),
+    "sample": (0,),
 }
 """Operands that are read or written by rows."""
 AXES = {
@@ -166,6 +185,8 @@ AXES = {
     "paged_attention": (0, 1, 2, 3, 6),
     "embedding": (0, 1, 2),
     "argmax": (1,),
+    "mask_tokens": (0, 1),
+    "sample": (0, 1, 2, 3, 4, 5, 6, 7),
 }
 """Operands whose number of axes is fixed."""
 
