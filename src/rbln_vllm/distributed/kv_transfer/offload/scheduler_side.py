@@ -51,7 +51,12 @@ class OffloadScheduler(OffloadingConnectorScheduler):
         # A step of one request with more than one token is a chunk of prefill.
         prefill = max(tokens.values()) if len(tokens) == 1 else 0
         return OffloadMeta(
-            meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, self._engine_id, prefill
+            meta.load_jobs,
+            meta.store_jobs,
+            meta.jobs_to_flush,
+            self._engine_id,
+            prefill,
+            is_idle=not tokens,
         )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -52,11 +52,12 @@ class HostOffloadingWorker(OffloadingWorker):
         self._submit(self._loads, job_id, self._pool.load, dst_spec, src_spec)
         return True
 
-    def get_finished(self) -> list[TransferResult]:
+    def get_finished(self, patience: float = 0.0) -> list[TransferResult]:
+        """Every job that has ended. Waits up to ``patience`` seconds for the first of them."""
         results: list[TransferResult] = []
         while True:
             try:
-                results.append(self._done.get_nowait())
+                results.append(self._done.get(timeout=0.0 if results else patience))
             except Empty:
                 break
         for result in results:

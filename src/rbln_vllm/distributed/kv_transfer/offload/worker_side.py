@@ -18,14 +18,20 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import TransferResult
 
 from rbln_vllm.distributed.kv_transfer.offload.spec import HostOffloadingSpec
+from rbln_vllm.distributed.kv_transfer.offload.worker import HostOffloadingWorker
+
+IDLE_SECONDS = 0.001
+"""How long a step without programs waits for a transfer, instead of taking the threads' time."""
 
 
 @dataclass
 class OffloadMeta(OffloadingConnectorMetadata):
-    """Upstream's orders for one step, whose they are, and its tokens of prefill."""
+    """Upstream's orders for one step, whose they are, and what else happens in the step."""
 
     engine_id: str = ""
     prefill_tokens: int = 0
+    is_idle: bool = False
+    """No program runs: all there is to do is to wait for transfers."""
 
 
 @dataclass
@@ -52,6 +58,8 @@ class OffloadWorkerMeta(OffloadingWorkerMetadata):
 class OffloadWorkerSide(OffloadingConnectorWorker):
     """Upstream's, for transfers that may fail and loads that begin early."""
 
+    worker: HostOffloadingWorker | None
+
     def __init__(
         self, spec: HostOffloadingSpec, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -59,6 +67,7 @@ class OffloadWorkerSide(OffloadingConnectorWorker):
         self._failed_jobs: set[int] = set()
         self._failed_requests: set[str] = set()
         self._step_began, self._prefill_tokens, self._prefill_seconds = 0.0, 0, 0.0
+        self._patience = 0.0
 
     def check_owner(self, metadata: KVConnectorMetadata) -> None:
         """Raises RuntimeError for another engine's orders: vLLM has one connector a process."""
@@ -75,6 +84,7 @@ class OffloadWorkerSide(OffloadingConnectorWorker):
         self.start_kv_transfers(metadata)
         metadata.load_jobs = {}
         self._prefill_tokens, self._prefill_seconds = metadata.prefill_tokens, 0.0
+        self._patience = IDLE_SECONDS if metadata.is_idle else 0.0
         self._step_began = time.monotonic()
 
     def end_step(self) -> None:
@@ -86,7 +96,7 @@ class OffloadWorkerSide(OffloadingConnectorWorker):
         """Requests whose loads are over, also those that failed (upstream asserts none does)."""
         assert self.worker is not None
         received: set[str] = set()
-        for result in self.worker.get_finished():
+        for result in self.worker.get_finished(self._patience):
             request_id = self._load_jobs.pop(result.job_id, None)
             self._record(result, is_load=request_id is not None)
             self._connector_worker_meta.mark_completed(result.job_id)
