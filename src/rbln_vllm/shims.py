@@ -27,6 +27,7 @@ def install() -> None:
     _quiet_accelerator_cache()
     _publish_variables()
     _look_at_models_here()
+    _replay_all_kv_events()
     release_openmp_before_forks()
 
 
@@ -82,6 +83,18 @@ def _look_at_models_here() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = _call
+
+
+def _replay_all_kv_events() -> None:
+    """Publish KV events so that a router that starts late can learn all that is held.
+
+    Reason: ``register_publisher`` refuses a name that is taken, and ``KVEventsConfig`` any other.
+    """
+    from vllm.distributed.kv_events import EventPublisherFactory
+
+    from rbln_vllm.core.event_stream import EpochPublisher
+
+    EventPublisherFactory._registry["zmq"] = EpochPublisher
 
 
 def name_vllm_metadata() -> None:
@@ -157,6 +170,17 @@ def without_llvmlite() -> Iterator[None]:
             sys.modules[name] = module
 
 
+def without_lmcache_offload_server() -> None:
+    """Let LMCache (0.5.6) make no server for KV that another process wants stored.
+
+    Reason: nobody here talks to it, and when it is closed the process is aborted: it closes a ZMQ
+    socket on which another thread waits.
+    """
+    from lmcache.integration.vllm.vllm_service_factory import VllmServiceFactory
+
+    VllmServiceFactory.maybe_create_offload_server = _nothing
+
+
 def forget_lmcache_config() -> None:
     """Let LMCache (0.5.6) read its configuration anew for the next engine of this process.
 
@@ -171,5 +195,5 @@ def _call(function: Callable[[], Any]) -> Any:
     return function()
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     return None

@@ -56,6 +56,7 @@ class RBLNLMCacheConnectorV1(LMCacheConnectorV1):
 
         check_pool(kv_cache_config)
         shims.forget_lmcache_config()
+        shims.without_lmcache_offload_server()
         config = lmcache_get_or_create_config()
         works = role is KVConnectorRole.WORKER
         self._identity = _identity(vllm_config) if works else ""
@@ -135,7 +136,8 @@ class RBLNLMCacheConnectorV1(LMCacheConnectorV1):
     # -- both -------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        super().shutdown()
+        """End LMCache's threads, which would keep the process; upstream's connector does not."""
+        self._lmcache_engine.shutdown()
         shims.forget_lmcache_config()
 
     def _settle(self, config: Any) -> None:

@@ -152,7 +152,7 @@ class CheckedDiskBackend(LocalDiskBackend):
         path, metadata = Path(self._key_to_path(key)), memory_obj.metadata
         size = memory_obj.get_physical_size()
         try:
-            write_block(path, self._identity, _key_bytes(key), memory_obj.byte_array)
+            write_block(path, self._identity, _key_bytes(key), _bytes_of(memory_obj))
         except OSError as error:
             logger.warning("LMCache could not write a chunk, which is not kept: %s", error)
             with self.disk_lock:
@@ -196,7 +196,7 @@ class CheckedDiskBackend(LocalDiskBackend):
             return None
         path = Path(self._key_to_path(key))
         try:
-            read_block(path, self._identity, _key_bytes(key), memory_obj.byte_array)
+            read_block(path, self._identity, _key_bytes(key), _bytes_of(memory_obj))
         except (OSError, DamagedBlockError) as error:
             logger.warning(
                 "LMCache could not read chunk %s, which is computed again: %s", path, error
@@ -212,6 +212,11 @@ def _key_bytes(key: CacheEngineKey) -> bytes:
     tags = sorted((str(name), str(value)) for name, value in key.tags or ())
     place = [key.world_size, key.worker_id, f"{key.chunk_hash:x}"]
     return json.dumps([*place, tags]).encode()
+
+
+def _bytes_of(memory_obj: MemoryObj) -> memoryview:
+    """A chunk's memory. LMCache's own view of it has a format that others do not accept."""
+    return memoryview(memory_obj.tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def _files_in(directory: Path) -> OrderedDict[str, int]:
