@@ -2,7 +2,7 @@
 // paged_attention for few queries: one query, one KV head, one part of the context per item.
 #pragma once
 
-#include "attention.h"
+#include "attention_values.h"
 
 namespace rbln {
 namespace RBLN_ISA {
@@ -71,57 +71,6 @@ RBLN_INLINE Vec dot_keys(const BFloat16* query, const BFloat16* keys, int64_t st
   return sum_each(acc);
 }
 #endif
-
-// o[g][d] += sum over keys of p[g][key] * value[key][d], for GB heads and ND vectors of d.
-template <class T, int GB, int ND>
-RBLN_INLINE void add_values(const float* p, int64_t ldp, const T* values, int64_t stride,
-                            int64_t count, float* o, int64_t ldo) {
-  Vec acc[GB][ND];
-#pragma GCC unroll 4
-  for (int g = 0; g < GB; ++g) {
-#pragma GCC unroll 4
-    for (int d = 0; d < ND; ++d) acc[g][d] = load(o + g * ldo + d * kLanes);
-  }
-  for (int64_t j = 0; j < count; ++j) {
-    Vec v[ND];
-#pragma GCC unroll 4
-    for (int d = 0; d < ND; ++d) v[d] = load(values + j * stride + d * kLanes);
-#pragma GCC unroll 4
-    for (int g = 0; g < GB; ++g) {
-      const Vec weight = splat(p[g * ldp + j]);
-#pragma GCC unroll 4
-      for (int d = 0; d < ND; ++d) acc[g][d] += weight * v[d];
-    }
-  }
-#pragma GCC unroll 4
-  for (int g = 0; g < GB; ++g) {
-#pragma GCC unroll 4
-    for (int d = 0; d < ND; ++d) store(o + g * ldo + d * kLanes, acc[g][d]);
-  }
-}
-
-template <class T, int GB>
-RBLN_INLINE void add_values_wide(const float* p, int64_t ldp, const T* values, int64_t stride,
-                                 int64_t count, float* o, int64_t size) {
-  int64_t d = 0;
-  for (; d + 64 <= size; d += 64) {
-    add_values<T, GB, 4>(p, ldp, values + d, stride, count, o + d, size);
-  }
-  for (; d < size; d += 16) add_values<T, GB, 1>(p, ldp, values + d, stride, count, o + d, size);
-}
-
-template <class T>
-RBLN_INLINE void add_values_all(const float* p, int64_t ldp, const T* values, int64_t stride,
-                                int64_t count, float* o, int64_t group, int64_t size) {
-  int64_t g = 0;
-  for (; g + 4 <= group; g += 4) {
-    add_values_wide<T, 4>(p + g * ldp, ldp, values, stride, count, o + g * size, size);
-  }
-  const float* rest = p + g * ldp;
-  if (group - g == 3) add_values_wide<T, 3>(rest, ldp, values, stride, count, o + g * size, size);
-  if (group - g == 2) add_values_wide<T, 2>(rest, ldp, values, stride, count, o + g * size, size);
-  if (group - g == 1) add_values_wide<T, 1>(rest, ldp, values, stride, count, o + g * size, size);
-}
 
 // The keys an item reads: [first, end) of one sequence and KV head.
 struct KeyRange {
@@ -215,7 +164,7 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item,
       }
       soften(s, count, running[g], o + g * a.size, a.size);
     }
-    add_values_all(scores, kStepKeys, keys + a.size, stride, count, o, a.group, a.size);
+    add_step<T>(scores, keys + a.size, stride, count, o, a.group, a.size);
   };
   for (int64_t key = range.first, count; key < range.end; key += count) {
     const T* keys = key_row<T>(a, shared, range.sequence, item.head, key);
@@ -224,6 +173,7 @@ void attend_part(const Attention& a, Shared& shared, const AttentionItem& item,
     step(keys, key, count, row_ahead<T>(a, shared, range, next, key + kKeysAhead));
   }
   for (int64_t g = 0; g < a.group; ++g) {
+    if (adds_pairs<T>(a.size)) straighten(o + g * a.size, a.size);
     partial[2 * g] = running[g].most;
     partial[2 * g + 1] = sum(running[g].total);
   }
