@@ -11,7 +11,7 @@ namespace RBLN_ISA {
 
 // Rows per task for operators that do little work per element.
 inline int64_t rows_per_task(int64_t rows, int64_t width) {
-  const int64_t few = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
+  const int64_t few = std::max<int64_t>(1, 4096 / std::max<int64_t>(1, width));
   return std::min(few, std::max<int64_t>(1, rows));
 }
 
@@ -31,14 +31,33 @@ inline int64_t plan_rows(const Call& call, Shared& shared, int) {
 
 inline size_t no_scratch(const Call&) { return 0; }
 
-// Calls `function(row)` for the rows of a task planned by plan_rows.
+// Asks for rows [first, end) of an operand at once. They were last written by several cores, and
+// one line after another from another core's cache takes ten times as long as many together.
+template <class T>
+RBLN_INLINE void fetch_rows(const Operand& x, int64_t first, int64_t end) {
+  const int64_t bytes = x.last() * static_cast<int64_t>(sizeof(T));
+  for (int64_t row = first; row < end; ++row) {
+    const char* start = reinterpret_cast<const char*>(x.as<T>() + x.row_offset(row));
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(start + i);
+  }
+}
+
+struct RowRange {
+  int64_t first, end;
+};
+
+// The rows of a task planned by plan_rows.
+inline RowRange rows_of_task(const Call& call, const Shared& shared, int64_t task) {
+  const int64_t rows = rows_in_use(call, shared);
+  const int64_t per_task = rows_per_task(rows, call[call.count - 1].last());
+  return {task * per_task, std::min(rows, (task + 1) * per_task)};
+}
+
+// Calls `function(row)` for each of them.
 template <class F>
 RBLN_INLINE void for_rows(const Call& call, const Shared& shared, int64_t task, F function) {
-  const Operand& out = call[call.count - 1];
-  const int64_t rows = rows_in_use(call, shared);
-  const int64_t per_task = rows_per_task(rows, out.last());
-  const int64_t end = std::min(rows, (task + 1) * per_task);
-  for (int64_t row = task * per_task; row < end; ++row) function(row);
+  const RowRange rows = rows_of_task(call, shared, task);
+  for (int64_t row = rows.first; row < rows.end; ++row) function(row);
 }
 
 inline size_t row_scratch(const Call& call) {
@@ -61,6 +80,9 @@ void rms_norm_rows(const Call& call, const Shared& shared, int64_t task, float* 
   const Operand &x = call[0], &weight = call[kAdds ? 2 : 1], &out = call[kAdds ? 3 : 2];
   const int64_t width = x.last();
   const int64_t measured = call.variance_size ? call.variance_size : width;
+  const RowRange rows = rows_of_task(call, shared, task);
+  fetch_rows<T>(x, rows.first, rows.end);
+  if constexpr (kAdds) fetch_rows<T>(call[1], rows.first, rows.end);
   for_rows(call, shared, task, [&](int64_t row) {
     const T* source = x.as<T>() + x.row_offset(row);
     const T* residual = kAdds ? call[1].as<T>() + call[1].row_offset(row) : nullptr;
