@@ -12,7 +12,7 @@ namespace RBLN_ISA {
 // Columns are cut into units; a unit is one task. A unit of a gated linear is that many gate groups
 // and the up groups that belong to them.
 struct LinearShape {
-  int64_t rows, k, groups, groups_per_task;
+  int64_t rows, k, groups;
   bool gated;
 
   static LinearShape of(const Call& call, const Shared& shared) {
@@ -29,15 +29,30 @@ struct LinearShape {
 
 constexpr int64_t kTaskBytes = 256 * 1024;  // weights a task reads: some microseconds of bandwidth
 
-// The number of groups per task depends on the shape alone: results never do, but a plan that is
-// the same for every number of threads is easier to reason about.
-inline int64_t groups_per_task(const LinearShape& s, int64_t group_bytes) {
-  const int64_t granule = s.rows > kSlimRows ? (s.gated ? 1 : 2) : (s.gated ? 2 : 4);
-  int64_t units = std::max<int64_t>(1, kTaskBytes / (group_bytes * (s.gated ? 2 : 1) * granule));
-  // Few columns: smaller tasks, so that all threads get some.
-  while (units > 1 && s.groups / (granule * units) < 8) units /= 2;
-  return granule * units;
-}
+// How groups are cut into tasks: `large` tasks of `per_task` groups, then granules, the fewest
+// groups that a task computes at full speed. The small ones come last, so that threads end
+// together. The cut depends on the shape alone: results never do, but a plan that is the same for
+// every number of threads is easier to reason about.
+struct LinearTasks {
+  int64_t granule, per_task, large, count;
+
+  static LinearTasks of(const LinearShape& s, int64_t group_bytes) {
+    LinearTasks t;
+    t.granule = s.rows > kSlimRows ? (s.gated ? 1 : 2) : (s.gated ? 2 : 4);
+    int64_t units =
+        std::max<int64_t>(1, kTaskBytes / (group_bytes * (s.gated ? 2 : 1) * t.granule));
+    // Few columns: smaller tasks, so that all threads get some.
+    while (units > 1 && s.groups / (t.granule * units) < 8) units /= 2;
+    t.per_task = t.granule * units;
+    t.large = units > 1 ? s.groups * 3 / 4 / t.per_task : 0;
+    t.count = t.large + (s.groups - t.large * t.per_task + t.granule - 1) / t.granule;
+    return t;
+  }
+
+  int64_t start(int64_t task) const {
+    return std::min(task, large) * per_task + std::max<int64_t>(0, task - large) * granule;
+  }
+};
 
 inline int64_t group_bytes(const Call& call) {
   const int64_t k = call[0].shape[1];
@@ -47,8 +62,7 @@ inline int64_t group_bytes(const Call& call) {
 inline int64_t linear_plan(const Call& call, Shared& shared, int) {
   const LinearShape s = LinearShape::of(call, shared);
   if (s.rows == 0) return 0;
-  const int64_t per_task = groups_per_task(s, group_bytes(call));
-  return (s.groups + per_task - 1) / per_task;
+  return LinearTasks::of(s, group_bytes(call)).count;
 }
 
 inline size_t linear_scratch(const Call& call) {
@@ -142,9 +156,9 @@ void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64
 template <class T>
 void linear_task(const Call& call, const Shared& shared, int64_t task, float* scratch) {
   const LinearShape s = LinearShape::of(call, shared);
-  const int64_t per_task = groups_per_task(s, group_bytes(call));
-  int64_t group = task * per_task;
-  const int64_t end = std::min(s.groups, group + per_task);
+  const LinearTasks tasks = LinearTasks::of(s, group_bytes(call));
+  int64_t group = tasks.start(task);
+  const int64_t end = std::min(s.groups, tasks.start(task + 1));
   const int per_group = s.gated ? 2 : 1;
   if (s.rows <= kSlimRows) {
     constexpr int kStep = kSlimGroups;
