@@ -48,9 +48,9 @@ class DrawKeys:
         count = len(ids)
         if not self._seeds.keys() >= set(ids):
             self._meet()
-        seed_R = torch.tensor([self._seeds[request] for request in ids], dtype=torch.int64)
+        seed_R = np.array([self._seeds[request] for request in ids], dtype=np.int64)
         position_R = rows.num_tokens_no_spec[:count] - rows.num_prompt_tokens[:count]
-        return seed_R, torch.from_numpy(position_R.astype(np.int64))
+        return torch.from_numpy(seed_R), torch.from_numpy(position_R.astype(np.int64))
 
     def _meet(self) -> None:
         """Give new requests a seed and forget those that are gone."""

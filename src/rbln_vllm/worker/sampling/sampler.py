@@ -104,8 +104,9 @@ class ProgramSampler(SeededSampler):
             token_R = self._greedy_tokens()
             if token_R.shape[0] == logits_RV.shape[0]:
                 return token_R
-        draws = Draws.greedy(logits_RV.shape[0])
-        if not metadata.all_greedy:
+        if metadata.all_greedy:
+            draws = Draws.greedy(logits_RV.shape[0])
+        else:
             assert metadata.temperature is not None
             draws = draws_of(metadata.temperature, metadata.top_k, metadata.top_p, self._keys)
         return self._programs.sample(logits_RV, draws, bitmask_RW)[0]
