@@ -102,7 +102,7 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import engine_rules
+        from rbln_vllm import engine_rules, sub_blocks
 
         if vllm_config.model_config is None:
             super().check_and_update_config(vllm_config)
@@ -110,6 +110,7 @@ class RblnPlatform(CpuPlatform):
         profile = resolve_profile(envs.force_npu_name())
         engine_rules.refuse_unbuilt(vllm_config)
         engine_rules.settle_block_size(vllm_config, profile)
+        sub_blocks.check_prefix_caching(vllm_config)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
         schedules_ahead = cls._may_schedule_ahead(vllm_config)

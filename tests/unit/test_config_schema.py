@@ -93,7 +93,6 @@ def test_what_the_cache_key_leaves_out_is_frozen(impl):
     ("field", "value", "reason"),
     [
         ("num_devices_per_local_rank", 2, "RSD"),
-        ("sub_block_size", 64, "sub-block prefix caching"),
         ("use_batch_attn_opt", True, "batched paged-attention"),
         ("use_custom_kernel", True, "Triton kernels"),
         ("use_dynamic_kv_cache", True, "after compilation"),

@@ -26,7 +26,6 @@ BucketStrategy = Literal["exponential", "linear", "manual"]
 ModelImpl = Literal["vllm", "transformers"]
 
 _RSD = "RSD (one worker over several devices) is not built yet"
-_SUB_BLOCKS = "sub-block prefix caching is not built yet"
 _BY_DEVICE = "when not given, the device profile decides"
 _MOE_PARALLEL = "no effect yet: data and expert parallelism are refused"
 
@@ -55,9 +54,9 @@ class RBLNConfigBase(BaseModel):
     sub_block_size: Annotated[
         PositiveInt | None,
         Option(
-            "Granularity of prefix caching in tokens; None = the chunk size.",
+            "Granularity of prefix caching in tokens; None = the device's default, 16 on HOST "
+            "and the chunk size on an NPU.",
             hashed=False,
-            unbuilt=_SUB_BLOCKS,
         ),
     ] = None
     max_prefill_run: Annotated[
@@ -141,11 +140,7 @@ class RBLNConfig(RBLNConfigBase):
     ] = None
     enable_sub_block_cache: Annotated[
         bool,
-        Option(
-            "Prefix caching by sub-blocks.",
-            hashed=False,
-            note=f"no effect yet: {_SUB_BLOCKS}; prefix caching works by whole blocks",
-        ),
+        Option("Prefix caching by sub-blocks; off: by whole blocks.", hashed=False),
     ] = True
     specialize_moe_decode: Annotated[
         bool,

@@ -13,11 +13,13 @@ upstream's method on a restricted view of the queues:
 When an attempt schedules nothing, the other turn is tried in the same call.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.logger import init_logger
@@ -32,9 +34,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
+from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager
+from rbln_vllm.core.kv_cache.setup import make_manager
 from rbln_vllm.core.limits import max_request_tokens, prompt_refusal
 from rbln_vllm.core.refusal import refusal_output, refused_requests
-from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify
+from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify, row_starts
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
 from rbln_vllm.devices import resolve_profile
 from rbln_vllm.geometry import chunk_size
@@ -82,12 +86,22 @@ class RBLNScheduler(Scheduler):
         self._prefill_run = 0
         self._barred: frozenset[Turn] = frozenset()
         self._refusals: dict[str, str] = {}
+        self._sub_blocks = self._use_sub_blocks()
         self._pool_tokens = pool_tokens(self.kv_cache_config)
         if self._pool_tokens is not None:
             # The last token of a request is never computed, so it needs no slot. A request
             # that grows to the end of the pool ends with reason "length" instead of waiting
             # for a block that cannot exist. Start-up refuses such a max_model_len anyway.
             self.max_model_len = min(self.max_model_len, self._pool_tokens + 1)
+
+    def _use_sub_blocks(self) -> SubBlockKVCacheManager | None:
+        """Replaces the manager upstream has made, before anything is in it."""
+        manager = make_manager(self)
+        if manager is not None:
+            self.kv_cache_manager = manager
+            if self.connector is not None:
+                self.connector.bind_kv_cache_manager(manager)
+        return manager
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -300,15 +314,53 @@ class RBLNScheduler(Scheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Applies a step's output; refused requests end, all others go on."""
-        self.refuse_requests(refused_requests(model_runner_output))
+        refused = refused_requests(model_runner_output)
+        if refused:
+            self._withdraw(refused, scheduler_output)
+            self.refuse_requests(refused)
+        if self._sub_blocks is not None and scheduler_output.kv_cache_block_copies:
+            self._sub_blocks.release_copied()
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
+        self._commit(scheduler_output)
         reasons, self._refusals = self._refusals, {}
         for request in self.finish_requests(reasons, RequestStatus.FINISHED_ERROR):
             client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             client.outputs.append(refusal_output(request, reasons[request.request_id]))
         return outputs
+
+    def _withdraw(self, refused: Mapping[str, str], scheduler_output: SchedulerOutput) -> None:
+        """Keeps what a refused step did not write out of the prefix cache."""
+        for request_id, start in row_starts(scheduler_output, refused).items():
+            if request_id not in self.requests:
+                continue
+            if self._sub_blocks is not None:
+                self._sub_blocks.distrust(request_id)
+            else:
+                self._evict_from(request_id, start)
+
+    def _evict_from(self, request_id: str, start: int) -> None:
+        """Drops blocks from position ``start`` on; upstream offers them when it schedules."""
+        held = self.kv_cache_manager.get_block_ids(request_id)
+        for ids, group in zip(held, self.kv_cache_config.kv_cache_groups, strict=True):
+            first = start // group.kv_cache_spec.block_size
+            self.kv_cache_manager.evict_blocks(set(ids[first:]))
+
+    def _commit(self, scheduler_output: SchedulerOutput) -> None:
+        """Offers for prefix hits what the step wrote, and says so to routers.
+
+        Upstream has published by now, but events of a step must not wait for the next one.
+        """
+        if self._sub_blocks is None:
+            return
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._sub_blocks.commit(request)
+        events = self._sub_blocks.take_events()
+        if events:
+            self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
 
 
 class RBLNAsyncScheduler(RBLNScheduler, AsyncScheduler):

@@ -12,6 +12,7 @@ last token of a prompt of kC + 1 tokens, a one-token prompt, a prefix hit that l
 token, a resumed request. That a request has output tokens says nothing about its kind.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 
@@ -78,6 +79,14 @@ def chunk_start(output: SchedulerOutput) -> int:
     if output.scheduled_new_reqs:
         return int(output.scheduled_new_reqs[0].num_computed_tokens)
     return int(output.scheduled_cached_reqs.num_computed_tokens[0])
+
+
+def row_starts(output: SchedulerOutput, request_ids: Container[str]) -> dict[str, int]:
+    """Returns the position of the first token of those rows of a step that are named."""
+    cached = output.scheduled_cached_reqs
+    starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return {req_id: start for req_id, start in starts.items() if req_id in request_ids}
 
 
 def _check_window(start: int, length: int, chunk_size: int) -> None:

@@ -16,16 +16,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from rbln_vllm.config import RBLNConfig
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.scheduler import RBLNScheduler, tokens_left
 from rbln_vllm.core.step import StepKind, StepPlan, chunk_start, classify
@@ -81,13 +87,22 @@ class SchedulerFactory:
         max_len: int = 128,
         prefix: bool = False,
         max_prefill_run: int = 0,
+        sub_block: int | None = None,
+        events: bool = False,
+        log_stats: bool = False,
         cls: type[RBLNScheduler] = RBLNScheduler,
+        spec: AttentionSpec | None = None,
         **scheduler_options: Any,
     ) -> RBLNScheduler:
         config = copy.copy(self._config)
         config.model_config = copy.copy(config.model_config)
         config.model_config.max_model_len = max_len
-        config.additional_config = {"max_prefill_run": max_prefill_run}
+        config.additional_config = RBLNConfig(
+            max_prefill_run=max_prefill_run,
+            sub_block_size=sub_block,
+            enable_sub_block_cache=sub_block is not None,
+        )
+        config.kv_events_config = KVEventsConfig(enable_kv_cache_events=events, publisher="null")
         config.scheduler_config = SchedulerConfig(
             max_num_seqs=seqs,
             max_num_batched_tokens=chunk,
@@ -98,11 +113,15 @@ class SchedulerFactory:
         )
         config.cache_config = CacheConfig(block_size=block, enable_prefix_caching=prefix)
         config.cache_config.num_gpu_blocks = blocks
-        return cls(config, _kv_cache(blocks, block), self._grammars, block_size=block)
+        kv_cache = _kv_cache(blocks, spec or _full_attention(block))
+        return cls(config, kv_cache, self._grammars, block_size=block, log_stats=log_stats)
 
 
-def _kv_cache(blocks: int, block: int) -> KVCacheConfig:
-    spec = FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+def _full_attention(block: int) -> AttentionSpec:
+    return FullAttentionSpec(block_size=block, num_kv_heads=1, head_size=1, dtype=torch.float32)
+
+
+def _kv_cache(blocks: int, spec: AttentionSpec) -> KVCacheConfig:
     return KVCacheConfig(
         num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["l"], spec)]
     )
@@ -116,6 +135,7 @@ def make_request(
     max_tokens: int = 4,
     priority: int = 0,
     arrival_time: float | None = None,
+    **options: Any,
 ) -> Request:
     return Request(
         request_id=request_id,
@@ -125,6 +145,7 @@ def make_request(
         priority=priority,
         arrival_time=arrival_time,
         block_hasher=get_request_block_hasher(block, sha256),
+        **options,
     )
 
 
@@ -145,38 +166,59 @@ class FakeRunner:
         self.rows: dict[str, Row] = {}
         self.kv: dict[tuple[int, int], int] = {}
         self.refuse: dict[str, str] = {}
+        # Ids of the blocks the last step was granted, without those it shares.
+        self.granted: list[int] = []
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self._update(output)
+        self._copy(output)
         plan = classify(output, self.chunk)
+        refused = {r: self.refuse[r] for r in plan.request_ids if r in self.refuse}
         sampled = [
-            self._run(req_id, self._start(output, req_id), n)
+            [] if req_id in refused else self._run(req_id, self._start(output, req_id), n)
             for req_id, n in zip(plan.request_ids, plan.tokens, strict=True)
         ]
-        refused = {r: self.refuse[r] for r in plan.request_ids if r in self.refuse}
         ids = list(plan.request_ids)
         index = {req_id: i for i, req_id in enumerate(ids)}
         if not refused:
             return ModelRunnerOutput(ids, index, sampled)
-        kept = [[] if r in refused else s for r, s in zip(ids, sampled, strict=True)]
-        return RBLNModelRunnerOutput(ids, index, kept, refused=refused)
+        return RBLNModelRunnerOutput(ids, index, sampled, refused=refused)
 
     def _update(self, output: SchedulerOutput) -> None:
+        self.granted = []
         for req_id in output.finished_req_ids:
             self.rows.pop(req_id, None)
         for new in output.scheduled_new_reqs:
             prompt = list(new.prompt_token_ids)
             self.rows[new.req_id] = Row(prompt, len(prompt), list(new.block_ids[0]))
+            self._grant(new.block_ids[0][new.num_computed_tokens // self.block :])
         cached = output.scheduled_cached_reqs
         for i, req_id in enumerate(cached.req_ids):
             row, blocks = self.rows[req_id], cached.new_block_ids[i]
             if req_id in cached.resumed_req_ids:
                 assert blocks is not None
                 row.table = list(blocks[0])
+                self._grant(blocks[0][cached.num_computed_tokens[i] // self.block :])
                 row.tokens = list(cached.all_token_ids.get(req_id, row.tokens))
             elif blocks is not None:
                 row.table += blocks[0]
-            assert len(row.tokens) == row.prompt_len + cached.num_output_tokens[i]
+                self._grant(blocks[0])
+            known = row.prompt_len + cached.num_output_tokens[i]
+            assert len(row.tokens) == known or req_id in self.refuse
+
+    def _grant(self, block_ids: Sequence[int]) -> None:
+        """Nothing of what a granted block held may be read again."""
+        self.granted += block_ids
+        for block_id in block_ids:
+            for offset in range(self.block):
+                self.kv.pop((block_id, offset), None)
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        for source, destination, length in output.kv_cache_block_copies or ():
+            assert NULL_BLOCK not in (source, destination)
+            assert 0 < length < self.block
+            for offset in range(length):
+                self.kv[destination, offset] = self.kv[source, offset]
 
     def _start(self, output: SchedulerOutput, req_id: str) -> int:
         for new in output.scheduled_new_reqs:
@@ -189,7 +231,7 @@ class FakeRunner:
         row = self.rows[req_id]
         for position in range(start, start + count):
             self.kv[self._slot(row, position)] = row.tokens[position]
-        context = [self.kv[self._slot(row, i)] for i in range(start + count)]
+        context = [self.kv.get(self._slot(row, i)) for i in range(start + count)]
         assert context == row.tokens[: start + count], f"KV of {req_id} is not its own"
         if start + count < len(row.tokens):
             return []
@@ -254,11 +296,13 @@ class Driver:
         """
         ready = {r.request_id for r in self.scheduler.running if tokens_left(r) == 1}
         unfinished = self.scheduler.get_num_unfinished_requests()
+        self._before_step()
         output = self.scheduler.schedule()
         plan = classify(output, self.scheduler.chunk_size)
         assert plan == self.scheduler.last_step
         self._record(plan, output)
         self._pending.append((output, self.runner.execute(output)))
+        self._after_run(output, frozenset(abort_in_flight))
         self._check_tables()
         self._check_chunk(plan, output)
         self._check_starvation(plan, ready)
@@ -268,7 +312,17 @@ class Driver:
             self.abort(*abort_in_flight)
         while len(self._pending) >= self.depth:
             self._deliver(*self._pending.popleft())
+        self._after_step()
         return plan
+
+    def _before_step(self) -> None:
+        """For subclasses: nothing is scheduled yet."""
+
+    def _after_run(self, output: SchedulerOutput, dying: frozenset[str]) -> None:
+        """For subclasses: ``output`` has run; ``dying`` are about to be aborted."""
+
+    def _after_step(self) -> None:
+        """For subclasses: outputs that were due are delivered."""
 
     def run(self, limit: int = 2000) -> "Driver":
         """Steps until all requests are done; ``limit`` steps are the no-progress watchdog."""
@@ -292,6 +346,13 @@ class Driver:
         assert not scheduler.waiting
         assert not scheduler.deferred_waiting
         assert not scheduler._inflight_prefills
+        manager = scheduler._sub_blocks
+        if manager is not None:
+            assert not manager._copying
+            assert not manager._chains
+            assert not manager._committed
+            assert not manager._distrusted
+            assert not manager._loading
 
     def check_text(self, *request_ids: str) -> None:
         """Every request (or those named) produced what it produces alone."""
@@ -331,6 +392,9 @@ class Driver:
             assert self.runner.rows[request.request_id].table == ids
             owners.update(ids)
         assert NULL_BLOCK not in owners
+        if self.scheduler._sub_blocks is not None:
+            for step in self.scheduler._sub_blocks._copying:
+                owners.update(block.block_id for block in step.blocks)
         for block_id, count in owners.items():
             assert manager.block_pool.blocks[block_id].ref_cnt == count
 
