@@ -2,15 +2,18 @@
 """Staging: a step's ragged inputs into the fixed shapes of a program.
 
 Each program has its own buffers, made once. Rows beyond the step's are padding and are written
-on every step, so that nothing left from an earlier one can be read.
+on every step, so that nothing left from an earlier one can be read. The numbers of a step are few,
+so NumPy handles them: an operation of torch takes several times as long to begin.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import PADDING_POSITION, PADDING_SLOT
 
@@ -19,31 +22,57 @@ PADDING_BLOCK = 0
 PADDING_TOKEN = 0
 """Any id the embedding has."""
 
+Integers = NDArray[np.integer]
+
 
 @dataclass(frozen=True)
 class StepInputs:
     """A step before padding: ``n`` tokens of ``b`` sequences, in the order of the batch.
 
-    ``input_ids_N`` int32, ``positions_N`` int64; ``paged`` holds ``b`` rows of block ids, and the
-    slot and position of each token.
+    ``input_ids_N``, and of each token its position and the slot of the KV pool that it fills;
+    ``block_table_BT`` has the block ids of each sequence. Integers of any width.
     """
 
-    input_ids_N: Tensor
-    positions_N: Tensor
-    paged: PagedInputs
+    input_ids_N: Integers
+    positions_N: Integers
+    slots_N: Integers
+    block_table_BT: Integers
 
     def __post_init__(self) -> None:
-        tokens = self.input_ids_N.shape[0]
-        if self.positions_N.shape[0] < tokens or self.paged.slots_N.shape[0] < tokens:
+        if not len(self.input_ids_N) == len(self.positions_N) == len(self.slots_N):
             raise ValueError("a step needs a position and a slot for every token")
 
     @property
     def num_tokens(self) -> int:
-        return self.input_ids_N.shape[0]
+        return len(self.input_ids_N)
 
     @property
     def num_sequences(self) -> int:
-        return self.paged.block_table_BT.shape[0]
+        return len(self.block_table_BT)
+
+
+def step_inputs(batch: InputBatch, counts_B: Integers) -> StepInputs:
+    """The next ``counts_B[b]`` tokens of each sequence of vLLM's batch."""
+    rows_N = np.repeat(np.arange(len(counts_B)), counts_B)
+    first_B = np.cumsum(counts_B) - counts_B
+    offsets_N = np.arange(len(rows_N)) - first_B[rows_N]
+    positions_N = batch.num_computed_tokens_cpu[rows_N] + offsets_N
+    table = batch.block_table[0]
+    blocks_BT = table.get_numpy_array()[: len(counts_B)]
+    return StepInputs(
+        batch.token_ids_cpu[rows_N, positions_N],
+        positions_N,
+        slots_of(blocks_BT, rows_N, positions_N, table.block_size),
+        blocks_BT,
+    )
+
+
+def slots_of(
+    blocks_BT: Integers, rows_N: Integers, positions_N: Integers, block_size: int
+) -> Integers:
+    """Slots of the KV pool, int64, of each token's position in its sequence."""
+    blocks_N, offsets_N = np.divmod(positions_N, block_size)
+    return blocks_BT[rows_N, blocks_N].astype(np.int64) * block_size + offsets_N
 
 
 class StagedInputs:
@@ -52,22 +81,15 @@ class StagedInputs:
     def __init__(self, key: ProgramKey, num_blocks_per_seq: int) -> None:
         self.key = key
         tokens = key.num_tokens
-        self._input_ids_N = torch.zeros(tokens, dtype=torch.int32)
-        self._positions_N = torch.zeros(tokens, dtype=torch.int64)
-        self._block_table_BT = torch.zeros(key.batch, num_blocks_per_seq, dtype=torch.int32)
-        self._slots_N = torch.zeros(tokens, dtype=torch.int64)
-        self._query_pos_N = torch.zeros(tokens, dtype=torch.int32)
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """By the names of the program's inputs."""
-        return {
-            "input_ids": self._input_ids_N,
-            "positions": self._positions_N,
-            "block_table": self._block_table_BT,
-            "slots": self._slots_N,
-            "query_pos": self._query_pos_N,
+        self.tensors = {
+            "input_ids": torch.zeros(tokens, dtype=torch.int32),
+            "positions": torch.zeros(tokens, dtype=torch.int64),
+            "block_table": torch.zeros(key.batch, num_blocks_per_seq, dtype=torch.int32),
+            "slots": torch.zeros(tokens, dtype=torch.int64),
+            "query_pos": torch.zeros(tokens, dtype=torch.int32),
         }
+        """By the names of the program's inputs."""
+        self._arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
 
     def stage(self, step: StepInputs) -> dict[str, Tensor]:
         """Copy a step in and pad the rest. ValueError for a step that does not fit."""
@@ -76,15 +98,16 @@ class StagedInputs:
             raise ValueError(
                 f"{tokens} tokens of {rows} sequences do not fit program {self.key.name}"
             )
-        _fill(self._input_ids_N, step.input_ids_N, tokens, PADDING_TOKEN)
-        _fill(self._positions_N, step.positions_N, tokens, 0)
-        _fill(self._slots_N, step.paged.slots_N, tokens, PADDING_SLOT)
-        _fill(self._query_pos_N, step.paged.query_pos_N, tokens, PADDING_POSITION)
-        width = self._block_table_BT.shape[1]
-        _fill(self._block_table_BT, step.paged.block_table_BT[:, :width], rows, PADDING_BLOCK)
+        arrays = self._arrays
+        _fill(arrays["input_ids"], step.input_ids_N, PADDING_TOKEN)
+        _fill(arrays["positions"], step.positions_N, 0)
+        _fill(arrays["slots"], step.slots_N, PADDING_SLOT)
+        _fill(arrays["query_pos"], step.positions_N, PADDING_POSITION)
+        table = arrays["block_table"]
+        _fill(table, step.block_table_BT[:, : table.shape[1]], PADDING_BLOCK)
         return self.tensors
 
 
-def _fill(buffer: Tensor, values: Tensor, count: int, padding: int) -> None:
-    buffer[:count] = values[:count]
-    buffer[count:] = padding
+def _fill(buffer: Integers, values: Integers, padding: int) -> None:
+    buffer[: len(values)] = values
+    buffer[len(values) :] = padding

@@ -70,7 +70,8 @@ class ProgramModel(torch.nn.Module):
             self._rows[key] = rows_BH.new_zeros(key.batch, rows_BH.shape[1])
         padded_BH = self._rows[key]
         padded_BH[:rows] = rows_BH
-        padded_BH[rows:] = 0
+        if rows < key.batch:
+            padded_BH[rows:] = 0
         logits_BV, greedy_B = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
         return logits_BV[:rows], greedy_B[:rows]
 

@@ -3,9 +3,8 @@
 
 import time
 
-import torch
+import numpy as np
 
-from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.programs import ProgramKey, ProgramTable, Role
 from rbln_vllm.worker.inputs import StagedInputs, StepInputs
 from rbln_vllm.worker.program_store import ProgramStore
@@ -28,13 +27,6 @@ def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -
 
 
 def _run_padding(key: ProgramKey, store: ProgramStore, num_blocks_per_seq: int) -> None:
-    nothing = StepInputs(
-        torch.empty(0, dtype=torch.int32),
-        torch.empty(0, dtype=torch.int64),
-        PagedInputs(
-            torch.empty(0, num_blocks_per_seq, dtype=torch.int32),
-            torch.empty(0, dtype=torch.int64),
-            torch.empty(0, dtype=torch.int32),
-        ),
-    )
+    none, no_rows = np.empty(0, np.int64), np.empty((0, num_blocks_per_seq), np.int64)
+    nothing = StepInputs(none, none, none, no_rows)
     store.executable.run(key.name, StagedInputs(key, num_blocks_per_seq).stage(nothing))

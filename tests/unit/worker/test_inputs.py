@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging pads every step to its program's shape, whatever the buffers held before."""
 
-import pytest
-import torch
+from types import SimpleNamespace
+from typing import Any, cast
 
-from rbln_vllm.models.attention import PagedInputs
+import numpy as np
+import pytest
+
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import PADDING_POSITION, PADDING_SLOT
-from rbln_vllm.worker.inputs import PADDING_BLOCK, StagedInputs, StepInputs
+from rbln_vllm.worker.inputs import PADDING_BLOCK, StagedInputs, StepInputs, step_inputs
 
 CHUNK, WIDTH = 8, 4
 PREFILL = ProgramKey(Role.PREFILL, 1, CHUNK)
@@ -15,13 +17,9 @@ POISON = 10**9
 
 
 def step(tokens: int, rows: int, width: int = WIDTH) -> StepInputs:
-    paged = PagedInputs(
-        torch.arange(1, 1 + rows * width, dtype=torch.int32).reshape(rows, width),
-        torch.arange(100, 100 + tokens),
-        torch.arange(tokens, dtype=torch.int32),
-    )
-    ids = torch.arange(7, 7 + tokens, dtype=torch.int32)
-    return StepInputs(ids, torch.arange(tokens), paged)
+    blocks_BT = np.arange(1, 1 + rows * width, dtype=np.int32).reshape(rows, width)
+    tokens_N = np.arange(tokens)
+    return StepInputs(7 + tokens_N, tokens_N, 100 + tokens_N, blocks_BT)
 
 
 def poisoned(key: ProgramKey) -> StagedInputs:
@@ -64,3 +62,63 @@ def test_a_wider_block_table_is_cut_to_the_program() -> None:
 def test_a_step_that_does_not_fit_is_refused(tokens: int, rows: int) -> None:
     with pytest.raises(ValueError, match="do not fit program prefill_b1_q8"):
         StagedInputs(PREFILL, WIDTH).stage(step(tokens, rows))
+
+
+def test_a_token_needs_a_position_and_a_slot() -> None:
+    with pytest.raises(ValueError, match="a position and a slot for every token"):
+        StepInputs(np.arange(2), np.arange(2), np.arange(1), np.ones((1, 1), int))
+
+
+BLOCK = 4
+
+
+def batch_of(computed: list[int], seed: int = 0, blocks: int = 6) -> Any:
+    """A stand-in for vLLM's batch: random tokens, and distinct random blocks of each row."""
+    random, rows = np.random.default_rng(seed), len(computed) + 2  # rows that are not in use
+    table = 1 + random.permutation(rows * blocks).reshape(rows, blocks).astype(np.int32)
+    return SimpleNamespace(
+        num_computed_tokens_cpu=np.array([*computed, POISON, POISON], dtype=np.int32),
+        token_ids_cpu=random.integers(0, 1000, (rows, blocks * BLOCK), dtype=np.int32),
+        block_table=[SimpleNamespace(block_size=BLOCK, get_numpy_array=lambda: table)],
+    )
+
+
+def expected_inputs(batch: Any, counts: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Token, position and slot of each token, one after another."""
+    ids, positions, slots = [], [], []
+    table = batch.block_table[0].get_numpy_array()
+    for row, count in enumerate(counts):
+        start = int(batch.num_computed_tokens_cpu[row])
+        for position in range(start, start + count):
+            ids.append(int(batch.token_ids_cpu[row, position]))
+            positions.append(position)
+            slots.append(int(table[row, position // BLOCK]) * BLOCK + position % BLOCK)
+    return ids, positions, slots
+
+
+@pytest.mark.parametrize(
+    ("computed", "counts"),
+    [
+        ([0], [1]),
+        ([0], [CHUNK]),
+        ([BLOCK - 1], [BLOCK + 2]),
+        ([BLOCK], [BLOCK]),
+        ([0, BLOCK - 1, BLOCK, BLOCK + 1], [1, 1, 1, 1]),
+        ([6 * BLOCK - 1], [1]),
+        ([3, 0, 7], [3, 1, 5]),
+        ([], []),
+    ],
+)
+def test_a_step_is_read_from_the_batch(computed: list[int], counts: list[int]) -> None:
+    batch = batch_of(computed)
+    step = step_inputs(cast(Any, batch), np.array(counts, dtype=np.int32))
+    got = (step.input_ids_N.tolist(), step.positions_N.tolist(), step.slots_N.tolist())
+    assert got == expected_inputs(batch, counts)
+    assert step.num_sequences == len(counts)
+
+
+def test_slots_of_a_large_pool_do_not_overflow() -> None:
+    batch = batch_of([BLOCK])
+    batch.block_table[0].get_numpy_array()[0, 1] = 2**30
+    step = step_inputs(cast(Any, batch), np.array([1], dtype=np.int32))
+    assert step.slots_N.tolist() == [2**30 * BLOCK]
