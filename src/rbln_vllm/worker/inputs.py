@@ -72,7 +72,8 @@ def slots_of(
 ) -> Integers:
     """Slots of the KV pool, int64, of each token's position in its sequence."""
     blocks_N, offsets_N = np.divmod(positions_N, block_size)
-    return blocks_BT[rows_N, blocks_N].astype(np.int64) * block_size + offsets_N
+    slots_N: Integers = blocks_BT[rows_N, blocks_N].astype(np.int64) * block_size + offsets_N
+    return slots_N
 
 
 class StagedInputs:
