@@ -66,6 +66,21 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         **_SMALL,
         "hidden_size": 128,
     },
+    "Qwen3MoeForCausalLM": {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        **_SMALL,
+    },
+    "GptOssForCausalLM": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 48,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        **_SMALL,
+    },
     "PhiForCausalLM": {
         "model_type": "phi",
         **_WIDE,

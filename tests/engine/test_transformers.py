@@ -59,6 +59,8 @@ CASES = (
     Case("GemmaForCausalLM"),
     Case("Gemma2ForCausalLM", (64, 0)),
     Case("Exaone4ForCausalLM", (48, 0)),
+    Case("Qwen3MoeForCausalLM"),
+    Case("GptOssForCausalLM", (48, 0)),
     Case("PhiForCausalLM"),
     Case("OPTForCausalLM"),
     Case("GPT2LMHeadModel"),
@@ -95,7 +97,7 @@ def check_native(llm: LLM) -> None:
     reports = host_toolchain().explain(artifact)
     assert any(report.attention_flops for report in reports.values())
     for name, found in reports.items():
-        assert found.flops > 0
+        assert found.flops or name.startswith(("sampler", "draw")), name
         assert found.native_flops == found.flops, name
         assert "rbln::paged_attention" not in {item.operator for item in found.fallbacks}, name
 

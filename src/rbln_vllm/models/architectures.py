@@ -62,7 +62,7 @@ _REMOTE = (
     "its modules are not part of Transformers, and modules from elsewhere are not built yet: use "
     "--model-impl vllm"
 )
-_EXPERTS = "mixtures of experts are not built yet: use --model-impl vllm"
+_EXPERTS = "every expert computes every token"
 
 _ROWS = (
     Architecture("LlamaForCausalLM", "llama"),
@@ -77,10 +77,14 @@ _ROWS = (
     Architecture(
         "Exaone4ForCausalLM", "exaone4", notes="windows with rotary, full attention without"
     ),
+    Architecture(
+        "Qwen3MoeForCausalLM", "qwen3_moe", devices=_NOT_REBEL100, notes=f"experts: {_EXPERTS}"
+    ),
+    Architecture(
+        "GptOssForCausalLM", "gpt_oss", notes=f"attention sinks; windows; experts: {_EXPERTS}"
+    ),
     Architecture("ExaoneForCausalLM", "exaone", refusal=_REMOTE),
     Architecture("MidmLMHeadModel", "midm", refusal=_REMOTE),
-    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", devices=_NOT_REBEL100, refusal=_EXPERTS),
-    Architecture("GptOssForCausalLM", "gpt_oss", notes="attention sinks", refusal=_EXPERTS),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({row.name: row for row in _ROWS})

@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
@@ -97,8 +96,22 @@ class _GivenHidden(torch.nn.Module):
         """OPT's head calls the decoder inside its base model."""
         return self
 
-    def forward(self, *_args: Any, **_kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self._hidden_1NH)
+    def forward(self, *_args: Any, **_kwargs: Any) -> "_LayersOutput":
+        return _LayersOutput(self._hidden_1NH)
+
+
+class _LayersOutput:
+    """Hidden states, and None for all else that a model's head may ask of its layers."""
+
+    def __init__(self, hidden_1NH: Tensor) -> None:
+        self.last_hidden_state = hidden_1NH
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
 
 
 @contextmanager

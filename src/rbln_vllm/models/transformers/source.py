@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rbln_vllm.models.transformers.attention import ATTENTION
+from rbln_vllm.models.transformers.experts import spread_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,7 +69,7 @@ class ModelSource:
             trust_remote_code=self.trust_remote_code,
             attn_implementation=ATTENTION,
         )
-        return model.eval()
+        return _finished(model)
 
     def shape(self) -> PreTrainedModel:
         """The model without weights, on the meta device: takes neither memory nor a checkpoint."""
@@ -82,4 +83,9 @@ class ModelSource:
             trust_remote_code=self.trust_remote_code,
             attn_implementation=ATTENTION,
         )
-        return model.eval()
+        return _finished(model)
+
+
+def _finished(model: PreTrainedModel) -> PreTrainedModel:
+    spread_experts(model)
+    return model.eval()

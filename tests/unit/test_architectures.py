@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of architectures is what Transformers has, and says why something is refused."""
+
+import importlib
+
+import pytest
+
+from rbln_vllm.models.architectures import ARCHITECTURES, Architecture, built, check_architecture
+
+
+@pytest.mark.parametrize("name", built())
+def test_transformers_has_it(name: str) -> None:
+    row = ARCHITECTURES[name]
+    assert hasattr(importlib.import_module(row.module), name)
+    assert row.class_name == f"RBLN{name}"
+
+
+def test_names_are_unique_and_keyed() -> None:
+    assert all(row.name == name for name, row in ARCHITECTURES.items())
+
+
+def test_the_first_known_name_decides() -> None:
+    assert check_architecture(["Unknown", "LlamaForCausalLM"]).name == "LlamaForCausalLM"
+
+
+def test_refusals_say_why() -> None:
+    with pytest.raises(ValueError, match="ExaoneForCausalLM: its modules are not part of Trans"):
+        check_architecture(["ExaoneForCausalLM"])
+    with pytest.raises(ValueError, match="nothing for Unknown: use --model-impl vllm, or a model"):
+        check_architecture(["Unknown"])
+    with pytest.raises(ValueError, match="nothing for this model"):
+        check_architecture([])
+
+
+def test_a_row_needs_tasks_and_devices() -> None:
+    with pytest.raises(ValueError, match="no task or no device"):
+        Architecture("A", "a", devices=frozenset())
