@@ -26,7 +26,7 @@ import openai
 from benchmarks.environment import write_result
 from benchmarks.measure import rotated
 from benchmarks.paths import COMPILE_CACHES, LOGS
-from examples.kv_aware_routing.cluster import KV_AWARE, Cluster
+from examples.kv_aware_routing.cluster import KV_AWARE, Cluster, RouterProcess
 from scripts.server_process import ServerProcess
 
 POLICIES = (KV_AWARE, "round_robin")
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def routers(model: str) -> Iterator[tuple[Cluster, dict[str, ServerProcess]]]:
+def routers(model: str) -> Iterator[tuple[Cluster, dict[str, RouterProcess]]]:
     """The cluster, and a router of each policy before it."""
     logs = LOGS / "routing"
     arguments = [model, "--dtype", "bfloat16", "--max-model-len", str(MAX_MODEL_LEN)]
@@ -88,7 +88,7 @@ def routers(model: str) -> Iterator[tuple[Cluster, dict[str, ServerProcess]]]:
     }
     cluster = Cluster(arguments, granule=SUB_BLOCK, logs=logs, env=variables)
     with cluster, contextlib.ExitStack() as stack:
-        by_policy: dict[str, ServerProcess] = {KV_AWARE: cluster.router}
+        by_policy: dict[str, RouterProcess] = {KV_AWARE: cluster.router}
         for policy in POLICIES[1:]:
             router = cluster.new_router(logs / f"router-{policy}.log", policy=policy)
             by_policy[policy] = stack.enter_context(router)
@@ -97,7 +97,7 @@ def routers(model: str) -> Iterator[tuple[Cluster, dict[str, ServerProcess]]]:
 
 def measure(
     cluster: Cluster,
-    by_policy: dict[str, ServerProcess],
+    by_policy: dict[str, RouterProcess],
     model: str,
     rounds: int,
     requests: int,
@@ -133,23 +133,25 @@ def workload(requests: int, seed: int) -> list[Prompt]:
     return [generator.choice(prefixes) + words(QUESTION_TOKENS) for _ in range(requests)]
 
 
-def load(url: str, model: str, prompts: Sequence[Prompt]) -> tuple[list[Answer], float]:
+def load(
+    url: str, model: str, prompts: Sequence[Prompt], tokens_out: int = TOKENS_OUT
+) -> tuple[list[Answer], float]:
     """Send all, `CONCURRENCY` at a time; the answers, and the seconds of the whole."""
     direct = openai.DefaultHttpxClient(trust_env=False)  # this machine, so through no proxy
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused", http_client=direct)
     started = time.perf_counter()
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        answers = list(pool.map(lambda prompt: ask(client, model, prompt), prompts))
+        answers = list(pool.map(lambda prompt: ask(client, model, prompt, tokens_out), prompts))
     return answers, time.perf_counter() - started
 
 
-def ask(client: openai.OpenAI, model: str, prompt: Prompt) -> Answer:
+def ask(client: openai.OpenAI, model: str, prompt: Prompt, tokens_out: int) -> Answer:
     """One streamed completion. Every field is one that the router knows."""
     started = time.perf_counter()
     chunks = client.completions.create(
         model=model,
         prompt=prompt,
-        max_tokens=TOKENS_OUT,
+        max_tokens=tokens_out,
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve a model twice behind a `vllm-router` that knows which server holds which prefix.
 
-usage: python -m examples.kv_aware_routing MODEL [--servers 2] [--port 8000] [--block-size 128]
+usage: python -m examples.kv_aware_routing MODEL [--servers 2] [--port 8000] [--sub-block-size 16]
            [--policy kv_aware] [--logs .cache/routing] [any option of `vllm serve`]
 
 Ports of the servers and of their KV events are free ones. An interrupt ends everything.
@@ -39,7 +39,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("all ended")
         return 0
-    except (ServerError, FileNotFoundError) as error:
+    except ServerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
@@ -51,7 +51,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("model")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--port", type=int, default=8000, help="of the router")
-    parser.add_argument("--block-size", type=int, default=128)
+    parser.add_argument("--sub-block-size", type=int, default=16, help="tokens that events name")
     parser.add_argument("--policy", default=KV_AWARE)
     parser.add_argument("--logs", type=Path, default=Path(".cache") / "routing")
     return parser.parse_known_args(arguments)
@@ -60,8 +60,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def new_cluster(options: argparse.Namespace, extra: list[str]) -> Cluster:
     """The cluster that the options describe, not started."""
     return Cluster(
-        [options.model, "--block-size", str(options.block_size), *extra],
-        granule=options.block_size,
+        [options.model, "--rbln-sub-block-size", str(options.sub_block_size), *extra],
+        granule=options.sub_block_size,
         logs=options.logs,
         servers=options.servers,
         policy=options.policy,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from scripts.server_process import LOCALHOST, ServerProcess, fetch, free_port
+from scripts.server_process import LOCALHOST, ServerError, ServerProcess, fetch, free_port
 
 KV_AWARE = "kv_aware"
 # The router tokenises nothing: it asks a server what tokens a text or a chat becomes.
@@ -32,18 +32,19 @@ class EventSource:
 
     port: int
     replay_port: int
+    buffer_steps: int = 10_000  # after as many messages a full one is sent
 
     def __post_init__(self) -> None:
         if self.port == self.replay_port:
             raise ValueError(f"live and replayed events share port {self.port}")
 
     @classmethod
-    def choose(cls) -> EventSource:
+    def choose(cls, buffer_steps: int = 10_000) -> EventSource:
         """Two ports that nothing listens on now."""
         port = free_port()
         while (replay_port := free_port()) == port:
             pass
-        return cls(port, replay_port)
+        return cls(port, replay_port, buffer_steps)
 
     @property
     def endpoint(self) -> str:
@@ -62,6 +63,7 @@ class EventSource:
             "publisher": "zmq",
             "endpoint": f"tcp://*:{self.port}",
             "replay_endpoint": self.replay_endpoint,
+            "buffer_steps": self.buffer_steps,
         }
         return ["--kv-events-config", json.dumps(config)]
 
@@ -69,11 +71,16 @@ class EventSource:
 class RouterProcess(ServerProcess):
     """A `vllm-router` of this interpreter's environment for the time of a `with` block."""
 
+    PROGRAM = Path(sys.executable).parent / "vllm-router"
+
     def command(self, arguments: Sequence[str]) -> list[str]:
-        program = Path(sys.executable).parent / "vllm-router"
-        if not program.exists():
-            raise FileNotFoundError(f"{program} is missing: pip install vllm-router")
-        return [str(program), "--host", LOCALHOST, *arguments]
+        return [str(self.PROGRAM), "--host", LOCALHOST, *arguments]
+
+    def __enter__(self) -> RouterProcess:
+        if not self.PROGRAM.exists():
+            raise ServerError(f"{self.PROGRAM} is missing: pip install vllm-router")
+        super().__enter__()
+        return self
 
 
 class Cluster:
@@ -93,6 +100,7 @@ class Cluster:
         port: int | None = None,
         env: Mapping[str, str] | None = None,
         router_options: Sequence[str] = (),
+        buffer_steps: int = 10_000,
     ) -> None:
         """`arguments` are those of `rbln-vllm serve`; `granule` is the number of tokens that one
         stored event names per hash: the sub-block size, or the block size without sub-blocks."""
@@ -100,7 +108,7 @@ class Cluster:
             raise ValueError(f"{servers=} and {granule=} must be positive")
         self.granule = granule
         self.policy = policy
-        self.sources = [EventSource.choose() for _ in range(servers)]
+        self.sources = [EventSource.choose(buffer_steps) for _ in range(servers)]
         self.servers = [
             ServerProcess(
                 [*arguments, *SERVER_OPTIONS, *source.server_options()],

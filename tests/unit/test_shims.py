@@ -8,7 +8,7 @@ import inspect
 import os
 import subprocess
 import sys
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -82,3 +82,18 @@ def test_installed_shims_do_their_work(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.accelerator.empty_cache()
     torch.accelerator.empty_host_cache()
     assert registry._run_in_subprocess(os.getpid) == os.getpid()
+
+
+def test_replay_all_kv_events_vllm_takes_no_other_publisher() -> None:
+    from vllm.config.kv_events import KVEventsConfig
+    from vllm.distributed.kv_events import EventPublisherFactory, ZmqEventPublisher
+
+    assert set(get_args(get_type_hints(KVEventsConfig)["publisher"])) == {"null", "zmq"}
+    with pytest.raises(KeyError, match="already registered"):
+        EventPublisherFactory.register_publisher("zmq", ZmqEventPublisher)
+
+
+def test_replay_all_kv_events_vllm_forgets_what_left_the_buffer() -> None:
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    assert "deque[tuple[int, bytes]](maxlen=buffer_steps)" in inspect.getsource(ZmqEventPublisher)
