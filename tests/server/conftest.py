@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.kv_cluster import KVCluster, running_cluster
 from tests.server.live import LiveServer, running_server, serve_arguments
 from tests.server_process import fetch
 
@@ -31,3 +32,12 @@ def server(shared_server: LiveServer) -> Iterator[LiveServer]:
     assert metrics["rbln_programs_compiled_after_ready_total"] == 0
     assert metrics["rbln_requests_refused_for_program_total"] == 0
     fetch(f"{shared_server.url}/health")
+
+
+@pytest.fixture(scope="session")
+def kv_cluster(
+    tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KVCluster]:
+    """Two servers that publish KV events, and a router."""
+    with running_cluster(tiny_llama_dir, tmp_path_factory.mktemp("kv-cluster")) as cluster:
+        yield cluster
