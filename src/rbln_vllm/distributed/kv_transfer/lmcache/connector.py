@@ -86,7 +86,10 @@ class RBLNLMCacheConnectorV1(LMCacheConnectorV1):
         worker.register(kv_caches)
         super().register_kv_caches(kv_caches)
         self._check_health()
-        worker.check_storage()
+        worker.end_with_process()
+        if fault := worker.storage_fault():
+            self.shutdown()
+            raise RuntimeError(fault)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         self._of_worker().load(self._orders())

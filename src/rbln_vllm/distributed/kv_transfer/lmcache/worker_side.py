@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.logger import init_logger
 
+from rbln_vllm.distributed.kv_transfer.lmcache.ending import stop_with_main_thread
 from rbln_vllm.distributed.kv_transfer.lmcache.metadata import StepOrders
 from rbln_vllm.distributed.kv_transfer.lmcache.settings import DISK, uses_disk
 from rbln_vllm.distributed.kv_transfer.lmcache.token_keys import StableTokenDatabase
@@ -72,17 +73,22 @@ class WorkerSide:
         shape.check_pool(kv_caches)
         self._layers = list(kv_caches.values())
 
-    def check_storage(self) -> None:
-        """RuntimeError unless everything that was configured to store is there."""
+    def storage_fault(self) -> str | None:
+        """What of the configured storage is missing, None when all is there."""
         manager = self._engine.storage_manager
         stores = () if manager is None else tuple(manager.storage_backends)
         wanted = ["LocalCPUBackend", *([DISK] if uses_disk(self._engine.config) else [])]
         missing = [name for name in wanted if name not in stores]
-        if missing:
-            raise RuntimeError(
-                f"LMCache could not make {', '.join(missing)}, see its messages above: check that "
-                "local_disk can be written to, and max_local_cpu_size and max_local_disk_size"
-            )
+        if not missing:
+            return None
+        return (
+            f"LMCache could not make {', '.join(missing)}, see its messages above: check that "
+            "local_disk can be written to, and max_local_cpu_size and max_local_disk_size"
+        )
+
+    def end_with_process(self) -> None:
+        """See that LMCache's threads end with the process even when nobody shuts it down."""
+        stop_with_main_thread(self._engine.storage_manager.loop)
 
     def load(self, orders: StepOrders) -> None:
         """Fill the pool for the requests of this step."""
