@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
-DEADLINE_S = 60.0
+DEADLINE_S = 60
 
 
 @dataclass(frozen=True)
