@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -26,11 +26,18 @@ OUR_PLATFORM = "RBLN config:"
 class Server:
     """`vllm serve` for the time of a `with` block. Raises EngineError."""
 
-    def __init__(self, system: System, settings: Settings) -> None:
+    def __init__(
+        self,
+        system: System,
+        settings: Settings,
+        arguments: Sequence[str] = ("--no-enable-prefix-caching",),
+        log_name: str = "",
+    ) -> None:
         self.system = system
         self.settings = settings
+        self.arguments = tuple(arguments)
         self.url = f"http://{LOCALHOST}:{free_port()}"
-        self.log_file: Path = LOGS / f"server-{system.name}.log"
+        self.log_file: Path = LOGS / f"server-{log_name or system.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
@@ -75,7 +82,7 @@ class Server:
         settings = self.settings
         return [
             *[sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", settings.model],
-            *["--dtype", "bfloat16", "--no-enable-prefix-caching"],
+            *["--dtype", "bfloat16", *self.arguments],
             *["--max-model-len", str(settings.max_model_len)],
             *["--max-num-seqs", str(settings.max_num_seqs)],
             *["--host", LOCALHOST, "--port", self.url.rpartition(":")[2]],
