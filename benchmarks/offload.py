@@ -7,6 +7,7 @@ reads files the system still caches, ``disk, cold`` files it was told to drop. L
 (``load_policy`` ``always``), whatever the engine measures.
 
 usage: python -m benchmarks.offload MODEL [--tokens N] [--rounds N] [--directory DIR] [--json FILE]
+       [--into PAGE]
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy as np
 from vllm import LLM, SamplingParams
 
 from benchmarks.environment import write_result
-from benchmarks.report import markdown_table
+from benchmarks.report import fill, markdown_table
 from benchmarks.stepping import random_prompt
 
 BLOCK, QUESTION = 128, 16
@@ -69,7 +70,7 @@ class Bench:
         prompt = {"prompt_token_ids": self.prefix + question}
         began = time.perf_counter()
         (output,) = self.llm.generate(
-            [prompt],  # type: ignore[list-item]
+            [prompt],
             SamplingParams(temperature=0, max_tokens=1),
             use_tqdm=False,
         )
@@ -124,12 +125,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="on the disk to be measured")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--into", type=Path, help="page to write the table into")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         bench = Bench(args.model, args.tokens, Path(directory))
         measure_round(bench)  # the first of everything is slower
         rounds = [measure_round(bench) for _ in range(args.rounds)]
-    print(markdown(rounds))
+    table = markdown(rounds)
+    print(table)
+    if args.into:
+        args.into.write_text(fill(args.into.read_text(), {"offload": table}))
     if args.json:
         result = {"benchmark": "offload", "tokens": args.tokens, "block": BLOCK, "rounds": rounds}
         write_result(args.json, result)
