@@ -28,7 +28,7 @@ def main() -> int:
     if problem is not None:
         print(f"error: {problem}. Choose another one: --port {free_port()}", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
         cluster = new_cluster(options, extra)
