@@ -68,6 +68,10 @@ class OffloadScheduler(OffloadingConnectorScheduler):
                 self._take_back(job_id)
         super().update_connector_output(connector_output)
 
+    def reset_cache(self) -> None:
+        super().reset_cache()
+        self._load_began.clear()
+
     def _observe_loads(self, meta: OffloadWorkerMeta) -> None:
         for job_id in meta.completed_jobs:
             began = self._load_began.pop(job_id, None)

@@ -30,6 +30,14 @@ def settle_offload(vllm_config: "VllmConfig") -> None:
         _use_ours(transfer)
 
 
+def offload_memory_bytes(vllm_config: "VllmConfig") -> int:
+    """What the memory tier may come to take; 0 without one."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != CONNECTOR:
+        return 0
+    return int(transfer.kv_connector_extra_config.get("cpu_bytes_to_use", 0))
+
+
 def _from_size(vllm_config: "VllmConfig", size_gib: float) -> None:
     """What vLLM would make of the size, in the environment and role that it would choose."""
     from vllm.config import KVTransferConfig

@@ -19,6 +19,7 @@ from rbln_vllm.distributed.kv_transfer.offload.options import GIB, STAGING_BYTES
 from rbln_vllm.distributed.kv_transfer.offload.pool_blocks import PoolBlocks
 from rbln_vllm.distributed.kv_transfer.offload.region import OffloadRegion
 from rbln_vllm.distributed.kv_transfer.offload.worker import HostOffloadingWorker
+from rbln_vllm.worker.memory import HostMemory
 
 logger = init_logger("vllm.rbln.offload")
 
@@ -46,13 +47,16 @@ class HostOffloadingSpec(TieringOffloadingSpec):
 
     def get_manager(self) -> OffloadManager:
         """For the scheduler: the books of both tiers. Raises OSError when either cannot be had."""
-        region = self._region()
+        self._check_memory()
+        region, events = self._region(), self.kv_events_config
         memory = CPUPrimaryTierOffloadingManager(
             num_chunks=self.num_chunks,
             mmap_region=region,  # the two methods it uses are alike
             cache_policy=self.eviction_policy,
             cache_policy_module_path=self.cache_policy_module_path,
-            enable_events=self.kv_events_config.enable_kv_cache_events,
+            # Without a block's tokens an event tells a router nothing, and its other size of
+            # block would confuse one that counts in sub-blocks.
+            enable_events=events.enable_kv_cache_events and events.self_describing_kv_events,
         )
         manager: OffloadingManager = OffloadManager(memory, self._disk_tier(memory), self.costs)
         self._log_tiers()
@@ -107,6 +111,15 @@ class HostOffloadingSpec(TieringOffloadingSpec):
             raise ValueError(
                 f"KV offload: one chunk takes {chunk / GIB:.3f} GiB: disk_bytes_to_use must hold "
                 "at least two"
+            )
+
+    def _check_memory(self) -> None:
+        """Pages are taken as they fill, so that too much would end the process only then."""
+        asked, free = self.num_chunks * self.kv_bytes_per_chunk, HostMemory.now().available
+        if asked > free:
+            raise ValueError(
+                f"KV offload may take {asked / GIB:.2f} GiB of memory, but only {free / GIB:.2f} "
+                "GiB are free: lower --kv-offloading-size (cpu_bytes_to_use)"
             )
 
     def _log_tiers(self) -> None:
