@@ -10,6 +10,7 @@ from vllm.utils.cpu_resource_utils import get_memory_node_info, get_visible_memo
 
 from rbln_vllm.core.limits import blocks_for, check_fits
 from rbln_vllm.devices import GIB, npu_kv_budget
+from rbln_vllm.distributed.kv_transfer.offload.settle import offload_memory_bytes
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
 
@@ -60,7 +61,7 @@ def kv_budget(
         )
     else:
         budget = int(memory.total * cache.gpu_memory_utilization) - memory.used_by_us
-    most = memory.available - HEADROOM_BYTES
+    most = memory.available - HEADROOM_BYTES - offload_memory_bytes(vllm_config)
     return max(0, min(budget, most, _useful(geometry, layers)))
 
 
