@@ -22,6 +22,28 @@ inline int64_t mask_tokens_plan(const Call& call, Shared& shared, int) {
   return in_use(call, shared, call[1].shape[0]);
 }
 
+// Calls `function(bit)` for each set bit.
+template <class F>
+RBLN_INLINE void for_bits(uint32_t word, F function) {
+  for (; word; word &= word - 1) function(__builtin_ctz(word));
+}
+
+// Sets the values whose bit is not set to -infinity; of 32 values the fewer are gone through.
+template <class T>
+void mask_word(T* values, uint32_t word, int64_t count) {
+  const T never = from_float<T>(-kInfinity);
+  const uint32_t all = count < 32 ? (1u << count) - 1 : 0xffffffffu;
+  const uint32_t forbidden = ~word & all;
+  if (__builtin_popcount(forbidden) <= 16) {
+    for_bits(forbidden, [&](int bit) { values[bit] = never; });
+    return;
+  }
+  T kept[32];
+  for_bits(word & all, [&](int bit) { kept[bit] = values[bit]; });
+  std::fill_n(values, count, never);
+  for_bits(word & all, [&](int bit) { values[bit] = kept[bit]; });
+}
+
 // Bit i % 32 of word i / 32 says whether token i is allowed; the logits of others become -infinity.
 template <class T>
 void mask_tokens_row(const Call& call, int64_t row) {
@@ -29,18 +51,9 @@ void mask_tokens_row(const Call& call, int64_t row) {
   const int32_t* words = mask.as<int32_t>() + mask.row_offset(row);
   T* values = logits.as<T>() + logits.row_offset(row);
   const int64_t width = logits.last();
-  const T never = from_float<T>(-kInfinity);
   for (int64_t start = 0; start < width; start += 32) {
     const uint32_t word = static_cast<uint32_t>(words[start / 32]);
-    const int64_t count = std::min<int64_t>(32, width - start);
-    if (word == 0xffffffffu) continue;
-    if (word == 0) {
-      std::fill_n(values + start, count, never);
-      continue;
-    }
-    for (int64_t bit = 0; bit < count; ++bit) {
-      if (!(word >> bit & 1)) values[start + bit] = never;
-    }
+    if (word != 0xffffffffu) mask_word(values + start, word, std::min<int64_t>(32, width - start));
   }
 }
 
