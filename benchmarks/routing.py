@@ -35,8 +35,8 @@ QUESTION_TOKENS, TOKENS_OUT = 32, 8
 CONCURRENCY = 4
 BLOCK, SUB_BLOCK = 128, 16
 MAX_MODEL_LEN = 2304
-# Half of the prefixes at their mean length, and the requests that run.
-POOL_TOKENS = PREFIXES * sum(PREFIX_TOKENS) // 4 + CONCURRENCY // 2 * MAX_MODEL_LEN
+# Half of the prefixes at their mean length, and a request that is computed.
+POOL_TOKENS = PREFIXES * sum(PREFIX_TOKENS) // 4 + MAX_MODEL_LEN
 WORDS = (1000, 40000)  # ordinary tokens of a large vocabulary
 
 Prompt = list[int]
