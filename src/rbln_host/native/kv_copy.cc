@@ -87,8 +87,8 @@ void KvCopier::copy_head(int64_t index, const std::vector<KvBlockCopy>& copies) 
   const Head& next = heads_[std::min<size_t>(index + 1, heads_.size() - 1)];
   for (const KvBlockCopy& copy : copies) {
     if (copy.source == copy.target) continue;
-    prefetch(next.data + copy.source * next.block_bytes,
-             next.data + copy.target * next.block_bytes, copy.tokens * next.token_bytes);
+    prefetch(next.data + copy.source * next.block_bytes, next.data + copy.target * next.block_bytes,
+             copy.tokens * next.token_bytes);
     std::memcpy(head.data + copy.target * head.block_bytes,
                 head.data + copy.source * head.block_bytes, copy.tokens * head.token_bytes);
   }

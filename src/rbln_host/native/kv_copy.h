@@ -8,7 +8,8 @@
 
 namespace rbln {
 
-// A layer's pool [blocks, heads, block_size, ...], contiguous; `token_bytes` is one token of a head.
+// A layer's pool [blocks, heads, block_size, ...], contiguous; `token_bytes` is one token of a
+// head.
 struct KvLayer {
   std::byte* data;
   int64_t heads;
