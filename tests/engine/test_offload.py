@@ -23,6 +23,7 @@ from rbln_vllm.core.step import StepKind
 from rbln_vllm.distributed.kv_transfer.offload import block_file
 from rbln_vllm.distributed.kv_transfer.offload.connector import OffloadingConnector
 from rbln_vllm.distributed.kv_transfer.offload.costs import Tier
+from rbln_vllm.distributed.kv_transfer.offload.disk_store import DiskStore
 from rbln_vllm.distributed.kv_transfer.offload.disk_tier import DiskTier
 from rbln_vllm.distributed.kv_transfer.offload.options import LoadPolicy
 from rbln_vllm.distributed.kv_transfer.offload.planner import LoadPlanner
@@ -182,6 +183,16 @@ class TestMemory:
         assert tokens_of(outputs["decodes"]) == expected[0]
         assert tokens_of(outputs["loads"]) == expected[-1]
         assert outputs["loads"].num_cached_tokens == whole_blocks(prompts)[-1]
+        forget(llm)
+
+    def test_two_that_want_the_same_are_loaded_once(
+        self, llm: LLM, prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
+        run(llm, prompts[-1:])
+        with patch.object(PoolBlocks, "load", autospec=True, side_effect=PoolBlocks.load) as load:
+            outputs = generate(llm, [prompts[-1]] * 4, greedy(NEW))
+        assert [tokens_of(output) for output in outputs] == expected[-1:] * 4
+        assert load.call_count == whole_blocks(prompts)[-1] // BLOCK
         forget(llm)
 
     def test_abort_during_a_load_gives_its_blocks_back(
@@ -422,6 +433,30 @@ class TestDisk:
         with patch.object(os, "readv", side_effect=failure) as readv:
             assert self.check_faulty(llm, prompts, expected) == 0
         assert readv.called
+
+    def test_abort_while_the_disk_is_read(
+        self, llm: LLM, stored: list[Path], prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
+        gate, read, free = threading.Event(), DiskStore.read, free_blocks(llm)
+
+        def held(store: DiskStore, key: bytes, into: memoryview) -> None:
+            assert gate.wait(30)
+            read(store, key, into)
+
+        with patch.object(DiskStore, "read", held):
+            for name in ("gone", "stays"):
+                add(llm, name, prompts[-1], greedy(NEW))
+            for _ in range(3):
+                llm.llm_engine.step()
+            llm.llm_engine.abort_request(["gone"])
+            llm.llm_engine.step()
+            gate.set()
+            outputs = run_to_the_end(llm, limit=100_000)
+        assert tokens_of(outputs["stays"]) == expected[-1]
+        assert outputs["stays"].num_cached_tokens == whole_blocks(prompts)[-1]
+        forget(llm, memory=True)
+        check_idle(llm)
+        assert free_blocks(llm) == free
 
     def test_a_full_disk(
         self, llm: LLM, directory: Path, prompts: list[list[int]], expected: list[list[int]]

@@ -191,7 +191,7 @@ def test_threads_of_two_servers_never_read_what_was_not_written(tmp_path: Path) 
 
     def work(seed: int) -> None:
         chance, disk = random.Random(seed), servers[seed % 2]
-        for _ in range(150):
+        for _ in range(50):
             number = chance.randrange(24)
             if chance.random() < 0.5:
                 put(disk, number)
