@@ -2,6 +2,7 @@
 """The scheduler's half: LMCache's bookkeeping, with what it leaves out."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,16 @@ def with_tags(configs: Any, tags: Mapping[str, str]) -> dict[str, Any]:
     return {**{key: value for key, value in own.items() if key != TAG}, **tags}
 
 
+def with_own_block_ids(output: SchedulerOutput) -> SchedulerOutput:
+    """A copy for LMCache, which keeps the lists of a resumed request's blocks and appends to them.
+
+    The worker in the same process keeps those same lists and would find each later block twice.
+    """
+    cached = output.scheduled_cached_reqs
+    copies = [ids and tuple(list(group) for group in ids) for ids in cached.new_block_ids]
+    return replace(output, scheduled_cached_reqs=replace(cached, new_block_ids=copies))
+
+
 class SchedulerSide:
     """Keeps tags, pins and loads of each request straight around LMCache's adapter."""
 
@@ -59,7 +70,7 @@ class SchedulerSide:
     def orders(self, output: SchedulerOutput) -> StepOrders:
         """What the worker does around this step."""
         self._correct_resumed(output)
-        orders = self._adapter.build_connector_meta(output)
+        orders = self._adapter.build_connector_meta(with_own_block_ids(output))
         for request in orders.requests:
             tags = self._tags.get(request.req_id, {})
             request.request_configs = with_tags(request.request_configs, tags) or None
