@@ -34,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
+from rbln_vllm.core.grammar_compiles import limit_compile_time
 from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager
 from rbln_vllm.core.kv_cache.setup import make_manager
 from rbln_vllm.core.limits import max_request_tokens, prompt_refusal
@@ -80,6 +81,7 @@ class RBLNScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        limit_compile_time(self.structured_output_manager)
         self.chunk_size = chunk_size(self.vllm_config)
         self.turns = TurnPolicy(prefill_run_limit(self.vllm_config))
         self.last_step: StepPlan = EMPTY_STEP
