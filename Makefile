@@ -28,7 +28,7 @@ help: ## list the targets
 
 setup: $(SETUP) ## create .venv with everything pinned (once, and when the pins change)
 
-$(SETUP): requirements/host.txt requirements/dev.txt pyproject.toml
+$(SETUP): requirements/host.txt requirements/dev.txt requirements/kv_connectors.txt pyproject.toml
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "error: no Python 3.11 found as python3.11, python3 or python; name one: make PYTHON=/path/to/python3.11" >&2; \
 	  exit 1; fi

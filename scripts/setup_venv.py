@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 HOST = ROOT / "requirements" / "host.txt"
 DEV = ROOT / "requirements" / "dev.txt"
+KV_CONNECTORS = ROOT / "requirements" / "kv_connectors.txt"
 PINNED_FOR = (3, 11)
 
 
@@ -162,6 +163,7 @@ def main(argv: list[str]) -> int:
         (f"{pin_of('torch')} for CPU", environment.install_torch),
         ("vLLM for CPU and what it needs", lambda: environment.install_locked(HOST)),
         ("tools for build, tests and demonstration model", lambda: environment.install_locked(DEV)),
+        ("LMCache, without CUDA", lambda: environment.install_locked(KV_CONNECTORS)),
         ("this project, compiling its native executor", environment.install_project),
         ("checks and repairs", environment.repair),
     ]

@@ -40,8 +40,8 @@ def test_failing_step_stops_with_pip_output(
     assert setup_venv.main([str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "No space left on device" in shown.err
-    assert "[3/7]" in shown.out
-    assert "[4/7]" not in shown.out
+    assert "[3/8]" in shown.out
+    assert "[4/8]" not in shown.out
 
 
 def test_missing_compiler_is_said_before_anything_is_made(
