@@ -24,7 +24,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from rbln_vllm.core.scheduler import RBLNScheduler
-from rbln_vllm.core.step import StepPlan, classify
+from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.worker.runner import ProgramRunner
 from rbln_vllm.worker.worker import RBLNWorker
 from tests.models import VOCAB_SIZE
@@ -136,7 +136,9 @@ def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
     execute_model, run = runner.execute_model, executable.run
 
     def recorded_step(output: SchedulerOutput, *args: Any) -> Any:
-        steps.append(Step(classify(output, runner._geometry.chunk)))
+        plan = classify(output, runner._geometry.chunk)
+        if plan.kind is not StepKind.EMPTY:  # nothing can run until a step in flight has ended
+            steps.append(Step(plan))
         return execute_model(output, *args)
 
     def recorded_run(name: str, inputs: Mapping[str, Tensor], *tokens: int) -> tuple[Tensor, ...]:
@@ -201,6 +203,7 @@ def run_to_the_end(
     for number in range(limit):
         actions.pop(number, lambda: None)()
         if not llm.llm_engine.has_unfinished_requests() and not actions:
+            settle(llm)
             return outputs
         for output in llm.llm_engine.step():
             assert isinstance(output, RequestOutput)
@@ -208,8 +211,15 @@ def run_to_the_end(
     raise AssertionError(f"the engine is not idle after {limit} steps")
 
 
+def settle(llm: LLM) -> None:
+    """Ends the steps that were in flight when the last request ended, as a server does."""
+    while core_of(llm).batch_queue:
+        llm.llm_engine.step()
+
+
 def check_idle(llm: LLM) -> None:
     """Nothing is left of any request, and every block but the reserved one is free."""
+    settle(llm)
     scheduler, pool = scheduler_of(llm), scheduler_of(llm).kv_cache_manager.block_pool
     assert not [*scheduler.requests, *scheduler.running, *scheduler.waiting]
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1

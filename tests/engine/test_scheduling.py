@@ -63,7 +63,6 @@ class TestSteps:
         got = [tokens_of(outputs[str(index)]) for index in range(len(prompts))]
         assert got == expected_tokens(tiny_llama_dir, prompts, 15)
         kinds = [step.plan.kind for step in steps]  # classifying checked that none is mixed
-        assert StepKind.EMPTY not in kinds  # no wasted step
         assert kinds.count(StepKind.PREFILL) == 1 + 3 + 1 + 2 + 4 + 1 + 2
         check_idle(tiny_llm)
 
