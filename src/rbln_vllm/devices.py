@@ -128,6 +128,41 @@ class DeviceProfile:
             return self.default_block_size
         return max(self.block_size_min, 1 << (max(max_model_len, 1).bit_length() - 1))
 
+    def partition_for(self, max_model_len: int) -> int:
+        """The default block of the transformers implementation where it has partitions.
+
+        Flash attention over partitions where the sequence divides into them, otherwise one block
+        for a whole sequence.
+        """
+        size = self.partition_default
+        if size is not None and max_model_len % size == 0 and max_model_len >= 2 * size:
+            return size
+        return max_model_len
+
+    def check_partition(self, block_size: int, max_model_len: int) -> None:
+        """Raises ValueError unless the transformers implementation can use these sizes here."""
+        if self.partition_min is None or self.partition_max is None:
+            self.check_block_size(block_size)
+        elif block_size == max_model_len:
+            if self.eager_max_model_len is not None and max_model_len > self.eager_max_model_len:
+                raise ValueError(
+                    f"{self.family}: a sequence of {max_model_len} tokens in one block is longer "
+                    f"than {self.eager_max_model_len}: give a --block-size from "
+                    f"{self.partition_min} to {self.partition_max} that divides it, or a lower "
+                    "--max-model-len"
+                )
+        elif not self.partition_min <= block_size <= self.partition_max:
+            raise ValueError(
+                f"{self.family}: a --block-size (kvcache_partition_len) of {block_size} is not "
+                f"from {self.partition_min} to {self.partition_max}, nor the --max-model-len of "
+                f"{max_model_len}"
+            )
+        elif max_model_len % block_size:
+            raise ValueError(
+                f"{self.family}: --max-model-len {max_model_len} must be a multiple of the "
+                f"--block-size {block_size}, and twice as long at least"
+            )
+
     def check_num_blocks(self, num_blocks: int) -> None:
         """Raises ValueError if the ids of `num_blocks` blocks do not fit the device's kernels."""
         if self.max_block_id is not None and num_blocks - 1 > self.max_block_id:

@@ -144,9 +144,14 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
 def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:
     """The device's block size unless the user gave one; ValueError for one it cannot use."""
     cache, max_model_len = config.cache_config, config.model_config.max_model_len
+    partitions = profile.partition_min is not None and implementation_of(config) == "transformers"
     if not cache.user_specified_block_size:
-        cache.block_size = profile.block_size_for(max_model_len)
-    profile.check_block_size(cache.block_size)
+        default_for = profile.partition_for if partitions else profile.block_size_for
+        cache.block_size = default_for(max_model_len)
+    if partitions:
+        profile.check_partition(cache.block_size, max_model_len)
+    else:
+        profile.check_block_size(cache.block_size)
 
 
 def log_geometry(config: "VllmConfig") -> None:

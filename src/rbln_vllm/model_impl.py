@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rbln_vllm import envs
 from rbln_vllm.config import CONFIG_CLASSES, ModelImpl
 from rbln_vllm.devices import DeviceProfile
-from rbln_vllm.models.architectures import AUTO
+from rbln_vllm.models.architectures import built
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -73,7 +73,7 @@ class ImplRequest:
     model: str
     hf_config_loader: Callable[[], Sequence[str]]
     profile: DeviceProfile
-    registry: Collection[str] = AUTO
+    registry: Collection[str] = built()
 
 
 @dataclass(frozen=True)

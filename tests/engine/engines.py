@@ -31,6 +31,7 @@ from tests.models import VOCAB_SIZE
 
 BLOCK, CHUNK, MAX_LEN, SEQS = 32, 64, 256, 4
 DEFAULTS: Mapping[str, Any] = {
+    "model_impl": "vllm",  # test_transformers.py has the other one
     "dtype": "float32",
     "block_size": BLOCK,
     "max_num_batched_tokens": CHUNK,

@@ -107,7 +107,11 @@ IMPLEMENTATION_AND_OPTIONS = (
     ),
     Refused(
         ("optimum_overrides", "--max-num-seqs is 4, the override 2"),
-        {"model_impl": "optimum", "additional_config": {"optimum_overrides": {"batch_size": 2}}},
+        {
+            "model_impl": "optimum",
+            "max_num_seqs": 4,
+            "additional_config": {"optimum_overrides": {"batch_size": 2}},
+        },
     ),
     Refused(
         ("optimum_overrides: num_devices is unknown or not built yet",),
@@ -129,9 +133,9 @@ DEVICES = (
         variables=_device("RBLN-CX99"),
     ),
     Refused(
-        ("RBLN-CA25 cannot run the vllm implementation", "RBLN-CR03"),
-        {"model_impl": "vllm"},
-        _device("RBLN-CA25"),
+        ("rebel100: a --block-size", "from 1024 to 16384"),
+        {"model_impl": "optimum", "block_size": 256},
+        _device("RBLN-CR03"),
     ),
     Refused(
         ("RBLN-CA02 cannot run the vllm implementation", "use --model-impl optimum"),
@@ -158,7 +162,7 @@ DEVICES = (
     "case", NOT_BUILT + IMPLEMENTATION_AND_OPTIONS + DEVICES, ids=lambda case: case.name
 )
 def test_refused_in_words(tiny_llama_dir: Path, case: Refused) -> None:
-    args = EngineArgs(model=str(tiny_llama_dir), **case.arguments)
+    args = EngineArgs(model=str(tiny_llama_dir), **{"model_impl": "vllm", **case.arguments})
     with environment(**case.variables):
         text = _refusal(args.create_engine_config)
     for word in case.words:
@@ -194,11 +198,18 @@ def test_kinds_of_model_that_are_not_built(
 
 def test_device_defaults_of_a_dry_run(tiny_llama_dir: Path) -> None:
     with environment(**_device("RBLN-CR03")):
-        config = EngineArgs(model=str(tiny_llama_dir)).create_engine_config()
+        config = EngineArgs(model=str(tiny_llama_dir), model_impl="vllm").create_engine_config()
     assert config.scheduler_config.max_num_seqs == 1
     assert config.scheduler_config.max_num_batched_tokens == 512
     assert config.cache_config.block_size == 512  # the longest power of two in 512 positions
     assert config.cache_config.gpu_memory_utilization == 0.93
+
+
+def test_atom_takes_the_transformers_implementation(tiny_llama_dir: Path) -> None:
+    with environment(**_device("RBLN-CA25")):
+        config = EngineArgs(model=str(tiny_llama_dir)).create_engine_config()
+    assert config.scheduler_config.max_num_batched_tokens == 128
+    assert config.cache_config.block_size == 512  # all positions: naive attention
 
 
 TOO_SMALL = (

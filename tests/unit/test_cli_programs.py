@@ -106,7 +106,7 @@ class TestOutput:
 
 
 SERVE = ["--max-num-seqs", "3", "--max-model-len", "256", "--port", "8001"]
-LINEAR = ["--rbln-decode-batch-bucket-strategy", "linear"]
+LINEAR = ["--model-impl", "vllm", "--rbln-decode-batch-bucket-strategy", "linear"]
 REFUSED = [
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["--max-num-seqs", "x"], "argument --max-num-seqs"),
@@ -134,7 +134,7 @@ def run_commands() -> None:
     results["explained"] = run_one(model, "--json", "--explain")
     results["explained text"] = run_one(model, "--explain")
     os.environ["RBLN_FORCE_NPU_NAME"] = "RBLN-CA12"
-    results["RBLN-CA12"] = run_one(model)
+    results["RBLN-CA12"] = run_one(model, "--model-impl", "vllm")
     print(json.dumps({name: vars(result) for name, result in results.items()}))
 
 

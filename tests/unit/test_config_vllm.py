@@ -9,6 +9,7 @@ import pytest
 from rbln_vllm import envs, model_impl
 from rbln_vllm.config import RBLNConfig
 from rbln_vllm.devices import HOST
+from rbln_vllm.models.architectures import built
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +80,7 @@ def test_hf_overrides_apply_before_architectures_are_read(llama, seen, overrides
     args = EngineArgs(model=llama, hf_overrides=overrides)
     decision = model_impl.decide_from_engine_args(args, HOST)
     assert seen == [architectures]
-    assert decision.impl == "vllm"
+    assert decision.impl == ("transformers" if architectures[0] in built() else "vllm")
     assert architectures[0] in decision.reason
 
 

@@ -153,3 +153,30 @@ def test_host_has_no_static_estimate():
 def test_weights_are_aligned_part_by_part():
     assert aligned_weight_bytes([1, 2 * MIB, 2 * MIB + 1]) == (2 + 2 + 4) * MIB
     assert aligned_weight_bytes([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "block"),
+    [(16_384, 8_192), (8_192, 8_192), (12_288, 12_288), (512, 512), (24_576, 8_192)],
+)
+def test_partitions_by_default(max_model_len, block):
+    profile = resolve_profile("RBLN-CR03")
+    assert profile.partition_for(max_model_len) == block
+    profile.check_partition(block, max_model_len)
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "max_model_len", "words"),
+    [
+        ("RBLN-CR03", 16_385, 16_385, "longer than 16384"),
+        ("RBLN-CA25", 32_769, 32_769, "longer than 32768"),
+        ("RBLN-CR03", 1_023, 4_096, "from 1024 to 16384"),
+        ("RBLN-CA25", 32_769, 65_538, "from 1024 to 32768"),
+        ("RBLN-CA25", 2_048, 5_000, "a multiple of the --block-size 2048"),
+        ("RBLN-CA25", 8_192, 4_096, "twice as long"),
+        ("HOST", 12, 256, "multiple of 8"),
+    ],
+)
+def test_partitions_that_a_device_cannot_have(name, block, max_model_len, words):
+    with pytest.raises(ValueError, match=words):
+        resolve_profile(name).check_partition(block, max_model_len)

@@ -184,3 +184,10 @@ def test_atom_refuses_vllm_with_a_remedy(changes, remedy):
 
 def test_atom_runs_transformers():
     assert decide(replace(REQUEST, profile=ATOM)).impl == "transformers"
+
+
+def test_auto_prefers_what_the_table_has():
+    request = ImplRequest("auto", {}, None, None, "some/model", lambda: ["LlamaForCausalLM"], HOST)
+    assert decide(request).impl == "transformers"
+    refused = replace(request, hf_config_loader=lambda: ["ExaoneForCausalLM"])
+    assert decide(refused).impl == "vllm"

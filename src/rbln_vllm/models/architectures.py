@@ -96,10 +96,6 @@ def built() -> tuple[str, ...]:
     return tuple(row.name for row in _ROWS if row.is_built)
 
 
-AUTO: frozenset[str] = frozenset()
-"""What ``--model-impl auto`` gives to the transformers implementation."""
-
-
 def check_architecture(names: Collection[str]) -> Architecture:
     """The row of the first name that is known.
 
