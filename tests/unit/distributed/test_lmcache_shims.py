@@ -13,7 +13,7 @@ from rbln_vllm import shims
 
 def test_llvmlite_still_misleads_who_looks_through_all_modules() -> None:
     pytest.importorskip("llvmlite", reason="numba is not installed")
-    import llvmlite.binding.ffi as ffi
+    from llvmlite.binding import ffi
 
     assert not hasattr(vars(ffi.lib), "get")
     with shims.without_llvmlite():
