@@ -43,7 +43,8 @@ MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB = 4096, 4, 2
 # Blocks of 128 tokens for four requests at once, and next to nothing beside them.
 SMALL_POOL = ("--num-gpu-blocks-override", "112")
 LARGE_BLOCK = ("--block-size", "4096", "--max-num-batched-tokens", "256")
-WHOLE = "--no-rbln-enable-sub-block-cache"
+WHOLE = "--no-rbln-enable-sub-block-cache"  # an option of the vllm implementation alone
+IMPLEMENTATION = ("--model-impl", "vllm")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Configuration:
     arguments: tuple[str, ...] = ()
     computes_all: bool = False
     system: str = OURS
+
+    @property
+    def server_arguments(self) -> tuple[str, ...]:
+        """The same implementation for all of ours, and usage that tells cached tokens."""
+        implementation = IMPLEMENTATION if self.system == OURS else ()
+        return (*self.arguments, *implementation, "--enable-prompt-tokens-details")
 
 
 CONFIGURATIONS = {
@@ -128,8 +135,8 @@ def servers(model: Path, names: Sequence[str], notes: Notes) -> Iterator[dict[st
         alive: dict[str, Server] = {}
         for name in names:
             chosen = CONFIGURATIONS[name]
-            arguments = (*chosen.arguments, "--enable-prompt-tokens-details")
-            server = Server(SYSTEMS[chosen.system], settings, arguments, f"prefix-{name}")
+            system, arguments = SYSTEMS[chosen.system], chosen.server_arguments
+            server = Server(system, settings, arguments, f"prefix-{name}")
             try:
                 alive[name] = stack.enter_context(server)
             except EngineError as error:

@@ -66,7 +66,12 @@ def sub_blocks(size: int, block: int) -> Kind:
 KINDS = {
     "sub-blocks": sub_blocks(SUB, BLOCK),
     "sub-blocks of a chunk": sub_blocks(CHUNK, WIDE),
-    "whole blocks": Kind(BLOCK, BLOCK, {"additional_config": {"enable_sub_block_cache": False}}),
+    # An option of this implementation alone.
+    "whole blocks": Kind(
+        BLOCK,
+        BLOCK,
+        {"model_impl": "vllm", "additional_config": {"enable_sub_block_cache": False}},
+    ),
 }
 
 
