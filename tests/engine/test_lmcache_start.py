@@ -142,3 +142,12 @@ def test_the_missing_package_is_named(
     args = EngineArgs(model=str(tiny_llama_dir), kv_transfer_config=TRANSFER)
     with pytest.raises(ValueError, match=r"rbln-vllm\[kv_connectors\]"):
         args.create_engine_config()
+
+
+def test_steps_are_not_scheduled_ahead(tiny_llama_dir: Path) -> None:
+    """What a step ahead builds on a failed load would be sent to the client."""
+    config = EngineArgs(
+        model=str(tiny_llama_dir), kv_transfer_config=TRANSFER
+    ).create_engine_config()
+    assert not config.scheduler_config.async_scheduling
+    assert config.kv_transfer_config.kv_load_failure_policy == "recompute"

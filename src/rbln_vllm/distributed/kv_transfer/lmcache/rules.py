@@ -27,6 +27,9 @@ def settle_lmcache(vllm_config: "VllmConfig") -> None:
         )
     # A cache: what cannot be loaded is computed, whatever it was.
     transfer.kv_load_failure_policy = "recompute"
+    # A step that is scheduled ahead builds on a load before anybody knows whether it failed, and
+    # vLLM takes its tokens.
+    vllm_config.scheduler_config.async_scheduling = False
     envs.quiet_lmcache()
 
 
