@@ -142,7 +142,7 @@ class CacheDriver(Driver):
         self.content = CachedContent(manager.block_size, manager.sub_block_size)
         self.mirror = EventMirror(manager.sub_block_size)
         scheduler.kv_event_publisher.shutdown()
-        scheduler.kv_event_publisher = self.mirror  # type: ignore[assignment]
+        scheduler.kv_event_publisher = self.mirror
         self.hits: list[int] = []
         self.copies = self.shortened = 0
         self._tick = 0
@@ -150,7 +150,7 @@ class CacheDriver(Driver):
 
     def reset(self) -> bool:
         """Resets the prefix cache as a user does."""
-        done = self.scheduler.reset_prefix_cache()
+        done = bool(self.scheduler.reset_prefix_cache())
         if done:
             self.content.tokens.clear()
         return done

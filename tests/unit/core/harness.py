@@ -231,8 +231,9 @@ class FakeRunner:
         row = self.rows[req_id]
         for position in range(start, start + count):
             self.kv[self._slot(row, position)] = row.tokens[position]
-        context = [self.kv.get(self._slot(row, i)) for i in range(start + count)]
-        assert context == row.tokens[: start + count], f"KV of {req_id} is not its own"
+        slots = [self._slot(row, position) for position in range(start + count)]
+        context = row.tokens[: start + count]
+        assert [self.kv.get(slot) for slot in slots] == context, f"KV of {req_id} is not its own"
         if start + count < len(row.tokens):
             return []
         row.tokens.append(sample(context))

@@ -30,7 +30,7 @@ class Recorder:
 
 def record(driver: Driver) -> list[Any]:
     recorder = Recorder()
-    driver.scheduler.kv_event_publisher = recorder  # type: ignore[assignment]
+    driver.scheduler.kv_event_publisher = recorder
     return recorder.events
 
 
@@ -129,7 +129,7 @@ class BlockDriver(Driver):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.mirror = BlockMirror()
-        self.scheduler.kv_event_publisher = self.mirror  # type: ignore[assignment]
+        self.scheduler.kv_event_publisher = self.mirror
 
     def _after_step(self) -> None:
         pool = self.scheduler.kv_cache_manager.block_pool
