@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which path a step's parameters take, and that a row gets the same tokens on both."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path as File
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,6 +200,11 @@ class TestTable:
         fields = {name for name in fields if not name.endswith("_") and "bad_words_" not in name}
         assert {p.name for p in PARAMETERS} <= fields
         assert fields - {p.name for p in PARAMETERS} - others == set()
+
+    def test_the_page_has_the_same_table(self) -> None:
+        page = (File(__file__).parents[3] / "docs" / "sampling.md").read_text()
+        rows = [tuple(row) for row in re.findall(r"^\| `(\w+)` \| (\w+) \|$", page, re.MULTILINE)]
+        assert rows == [(p.name, str(p.path)) for p in PARAMETERS]
 
     def test_the_table_says_how_to_look_for_what_vllm_processes(self) -> None:
         assert all((p.path is Path.VLLM) == (p.asked is not None) for p in PARAMETERS)

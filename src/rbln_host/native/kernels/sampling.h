@@ -28,20 +28,22 @@ RBLN_INLINE void for_bits(uint32_t word, F function) {
   for (; word; word &= word - 1) function(__builtin_ctz(word));
 }
 
-// Sets the values whose bit is not set to -infinity; of 32 values the fewer are gone through.
+// As many values as a word of a bitmask has bits.
 template <class T>
-void mask_word(T* values, uint32_t word, int64_t count) {
-  const T never = from_float<T>(-kInfinity);
-  const uint32_t all = count < 32 ? (1u << count) - 1 : 0xffffffffu;
-  const uint32_t forbidden = ~word & all;
-  if (__builtin_popcount(forbidden) <= 16) {
-    for_bits(forbidden, [&](int bit) { values[bit] = never; });
+struct Word {
+  T values[32];
+};
+
+// Sets the values whose bit is not set to `never`; of 32 values the fewer are gone through.
+template <class T>
+RBLN_INLINE void mask_word(T* values, uint32_t word, const Word<T>& never) {
+  if (__builtin_popcount(word) >= 16) {
+    for_bits(~word, [&](int bit) { values[bit] = never.values[bit]; });
     return;
   }
-  T kept[32];
-  for_bits(word & all, [&](int bit) { kept[bit] = values[bit]; });
-  std::fill_n(values, count, never);
-  for_bits(word & all, [&](int bit) { values[bit] = kept[bit]; });
+  Word<T> kept = never;
+  for_bits(word, [&](int bit) { kept.values[bit] = values[bit]; });
+  std::memcpy(values, &kept, sizeof(kept));
 }
 
 // Bit i % 32 of word i / 32 says whether token i is allowed; the logits of others become -infinity.
@@ -51,9 +53,15 @@ void mask_tokens_row(const Call& call, int64_t row) {
   const int32_t* words = mask.as<int32_t>() + mask.row_offset(row);
   T* values = logits.as<T>() + logits.row_offset(row);
   const int64_t width = logits.last();
-  for (int64_t start = 0; start < width; start += 32) {
+  Word<T> never;
+  std::fill_n(never.values, 32, from_float<T>(-kInfinity));
+  int64_t start = 0;
+  for (; start + 32 <= width; start += 32) {
     const uint32_t word = static_cast<uint32_t>(words[start / 32]);
-    if (word != 0xffffffffu) mask_word(values + start, word, std::min<int64_t>(32, width - start));
+    if (word != 0xffffffffu) mask_word(values + start, word, never);
+  }
+  for (int64_t i = start; i < width; ++i) {
+    if (!(words[i / 32] >> i % 32 & 1)) values[i] = never.values[0];
   }
 }
 
@@ -406,16 +414,17 @@ class RowSampler {
     weigh({s_.scaled, s_.weights, width_});
     // A little less than that, for the rounding.
     const double light = 0.99 * (1.0 - std::max(p, 0.0f)) * total_ / static_cast<double>(width_);
-    return at_least(static_cast<float>(light), s_.weights);
+    return at_least(std::max(static_cast<float>(light), FLT_TRUE_MIN), s_.weights);
   }
 
-  // Values, weights and ids of the tokens for which `by` is `bound` or more; of impossible ones not.
+  // Values, weights and ids of the tokens for which `by` is `bound` or more. The bound is such that
+  // no token that cannot be drawn reaches it.
   Weighted at_least(float bound, const float* by) {
     Weighted kept{s_.kept, s_.kept_weights};
     const IVec lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t i = 0; i < width_; i += kLanes) {
       const Vec v = load(s_.scaled + i);
-      const IVec hit = (load(by + i) >= bound) & (v > -kInfinity);
+      const IVec hit = load(by + i) >= bound;
       if (!any_of(hit)) continue;
       compress(s_.ids + kept.count, lanes + static_cast<int32_t>(i), hit);
       compress(kept.weights + kept.count, load(s_.weights + i), hit);
