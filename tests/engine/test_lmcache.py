@@ -125,7 +125,7 @@ def test_a_step_that_was_not_computed_is_not_stored(
 
 
 def test_abort_at_every_step_of_a_hit(llm: LLM) -> None:
-    """A waiting request has been looked up: its chunks are pinned until it ends (D40)."""
+    """Whoever ends, and when: the others are as they were, and nothing stays pinned (D40)."""
     tokens = [prompt(LONG, seed=7 + index) for index in range(6)]  # two more than rows
     expected = [ask(llm, each)[0] for each in tokens]
     for step in range(12):
@@ -141,6 +141,20 @@ def test_abort_at_every_step_of_a_hit(llm: LLM) -> None:
             assert tokens_of(outputs[str(index)]) == expected[index]
 
 
+def test_abort_after_the_lookup(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that finds chunks and then no blocks waits with its chunks pinned."""
+    tokens = prompt(LONG, seed=15)
+    ask(llm, tokens)
+    forget_pool(llm)
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler_of(llm).kv_cache_manager, "allocate_slots", lambda *_, **__: None)
+        name = add(llm, "waits", tokens, greedy(6))
+        llm.llm_engine.step()
+        assert lmcache_of().lookup_pins
+        llm.llm_engine.abort_request([name], internal=True)
+    ask(llm, prompt(2, seed=99))
+
+
 @pytest.mark.parametrize("keep", [0, 1, 3])
 def test_chunks_that_vanish_after_they_were_looked_up(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, keep: int
@@ -153,6 +167,21 @@ def test_chunks_that_vanish_after_they_were_looked_up(
         patch.setattr(worker_side.WorkerSide, "_load", lose_chunks(keep))
         assert ask(llm, tokens)[0] == cold
     assert ask(llm, tokens)[0] == cold
+    forget_pool(llm)
+    assert ask(llm, tokens) == (cold, LONG // KEPT * KEPT)
+
+
+def test_what_was_computed_on_lost_chunks_is_not_stored(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(LONG, seed=24)
+    cold, _ = ask(llm, tokens)
+    forget_everything(llm)
+    ask(llm, tokens[: 4 * KEPT])  # the step that loads these computes the chunk after them
+    forget_pool(llm)
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_side.WorkerSide, "_load", lose_chunks(0))
+        assert ask(llm, tokens)[0] == cold
     forget_pool(llm)
     assert ask(llm, tokens) == (cold, LONG // KEPT * KEPT)
 
@@ -185,4 +214,5 @@ def test_an_aborted_request_leaves_no_rubbish_in_the_prefix_cache(
         llm.llm_engine.step()
         llm.llm_engine.abort_request([name], internal=True)
         run_to_the_end(llm)
+    assert not [block for block in block_pool(llm).blocks if block.block_hash is not None]
     assert ask(llm, tokens) == (cold, 0)

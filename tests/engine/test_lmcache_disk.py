@@ -47,8 +47,10 @@ def disk_llm(tiny_llama_dir: Path, directory: Path) -> Iterator[LLM]:
 
 
 def flip(file: Path) -> None:
+    """Large numbers in place of half the values, as long as before."""
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
+    half = len(content) // 2
+    content[half:] = b"\x47" * (len(content) - half)
     file.write_bytes(content)
 
 
