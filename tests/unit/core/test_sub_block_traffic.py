@@ -71,7 +71,7 @@ def disturb_cache(driver: Driver, rng: random.Random) -> None:
         driver.evict(set(rng.sample(free, min(2, len(free)))))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(120))
 def test_every_step_agrees_with_brute_force(build: SchedulerFactory, seed: int) -> None:
     rng = random.Random(seed)
     driver = CacheDriver(build(**random_options(rng)))
@@ -81,7 +81,7 @@ def test_every_step_agrees_with_brute_force(build: SchedulerFactory, seed: int) 
 
 
 @pytest.mark.parametrize("cls", [RBLNScheduler, RBLNAsyncScheduler])
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_text_is_right_when_outputs_come_late(
     build: SchedulerFactory, seed: int, cls: type[RBLNScheduler]
 ) -> None:
