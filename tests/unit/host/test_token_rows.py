@@ -53,6 +53,36 @@ def test_a_square_transposition_forbids_it() -> None:
     assert rows_of(graph_of(turned, copied, width=N)) is None
 
 
+def aten(name: str, *args: object, out: str, overload: str = "default") -> Command:
+    return Command(f"aten::{name}", overload, args, {}, (out,))
+
+
+def test_tokens_may_stand_behind_a_batch_of_one() -> None:
+    batched = aten("unsqueeze", Ref("x"), 0, out="batched")
+    norm = rbln("rms_norm", Ref("batched"), None, 1e-6, 0)
+    rows = rows_of(graph_of(batched, norm))
+    assert rows is not None
+    assert {"batched", "out"} <= rows.values
+
+
+def test_a_view_with_its_heads_first_may_be_turned_back() -> None:
+    heads = aten("view", Ref("x"), (N, 2, 8), out="heads")
+    turned = aten("transpose", Ref("heads"), 0, 1, out="turned", overload="int")
+    back = aten("transpose", Ref("turned"), 0, 1, out="back", overload="int")
+    norm = rbln("rms_norm", Ref("back"), None, 1e-6, 0)
+    rows = rows_of(graph_of(heads, turned, back, norm))
+    assert rows is not None
+    assert "turned" not in rows.values
+    assert "out" in rows.values
+
+
+def test_work_on_a_view_with_its_heads_first_forbids_it() -> None:
+    heads = aten("view", Ref("x"), (N, 2, 8), out="heads")
+    turned = aten("transpose", Ref("heads"), 0, 1, out="turned", overload="int")
+    norm = rbln("rms_norm", Ref("turned"), None, 1e-6, 0)
+    assert rows_of(graph_of(heads, turned, norm)) is None
+
+
 def test_one_token_is_not_worth_it() -> None:
     one = Graph("p", {"x": TensorSpec((1, 16), torch.float32)}, {}, (NORM,), ("out",))
     assert rows_of(one) is None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rbln_host.compiler.graph import Graph
-from rbln_host.compiler.plan import Plan
+from rbln_host.compiler.plan import Plan, View
 from rbln_host.runtime.native.commands import NativeCommand
 from rbln_host.runtime.native.segments import Fallback, Native, Step
 
@@ -80,17 +80,28 @@ def token_rows(graph: Graph, plan: Plan, steps: Iterable[Step]) -> TokenRows | N
         return None
     count = first.shape[0]
     values = {name for name, spec in graph.inputs.items() if spec.shape[:1] == (count,)}
+    moved: set[str] = set()  # views whose first axis is not the tokens
     for command, work in zip(graph.commands, plan.work, strict=True):
-        if values.isdisjoint(command.inputs()):
+        inputs = set(command.inputs())
+        if inputs.isdisjoint(values | moved):
             continue
-        if work.costs and command.operator not in ROW_BY_ROW:
+        if work.costs and (command.operator not in ROW_BY_ROW or inputs & moved):
             return None
         for name in filter(None, command.outputs):
-            view = plan.views[name]
-            if view.shape[:1] != (count,) or not _leads(view.shape, view.strides):
+            if _is_of_tokens(plan.views[name], count):
+                values.add(name)
+            elif work.costs:
                 return None
-            values.add(name)
+            else:
+                moved.add(name)
     return TokenRows(count, frozenset(values))
+
+
+def _is_of_tokens(view: View, count: int) -> bool:
+    """Whether the first axis that is not 1 is the tokens, as in ``[1, N, H]``."""
+    ones = next((axis for axis, size in enumerate(view.shape) if size != 1), 0)
+    shape, strides = view.shape[ones:], view.strides[ones:]
+    return shape[:1] == (count,) and _leads(shape, strides)
 
 
 def _leads(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
