@@ -2,10 +2,13 @@
 """The table of architectures is what Transformers has, and says why something is refused."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
 from rbln_vllm.models.architectures import ARCHITECTURES, Architecture, built, check_architecture
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 @pytest.mark.parametrize("name", built())
@@ -35,3 +38,13 @@ def test_refusals_say_why() -> None:
 def test_a_row_needs_tasks_and_devices() -> None:
     with pytest.raises(ValueError, match="no task or no device"):
         Architecture("A", "a", devices=frozenset())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_page_has_the_row(name: str) -> None:
+    """Measured shares are the generator's; what the table says of a row must be there."""
+    row = ARCHITECTURES[name]
+    (line,) = (x for x in PAGE.read_text().splitlines() if x.startswith(f"| {name} |"))
+    devices = ", ".join(sorted(map(str, row.devices)))
+    for text in (f"`{row.class_name}`", devices, row.notes, row.refusal):
+        assert text in line, "run: python scripts/architecture_table.py"

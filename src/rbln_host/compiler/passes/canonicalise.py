@@ -2,8 +2,8 @@
 """Pass: one form for what can be written in several.
 
 ``linear``, ``addmm``, ``mm`` and ``matmul`` with a weight become ``rbln::linear``; ``layer_norm``
-and ``rms_norm`` become ours; pieces of no size are left out of ``cat``; copies that change nothing
-and casts of token ids before a lookup are left out.
+and ``rms_norm`` become ours; ``type_as`` becomes the cast it is; pieces of no size are left out of
+``cat``; copies that change nothing and casts of token ids before a lookup are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -175,6 +175,14 @@ def _cat(editor: Editor, command: Command) -> list[Command] | None:
     return [Command(command.operator, command.overload, args, command.kwargs, (output,))]
 
 
+def _type_as(editor: Editor, command: Command) -> list[Command] | None:
+    """The cast to the dtype of another value."""
+    tensor = editor.tensor(command.args[1])
+    if command.kwargs or tensor is None:
+        return None
+    return [Command("aten::to", "dtype", (command.args[0], tensor.dtype), {}, command.outputs)]
+
+
 def _clone(editor: Editor, command: Command) -> list[Command] | None:
     output = command.outputs[0]
     if output is None or not _is_copy(editor, command.args[0], output):
@@ -211,6 +219,7 @@ _FORMS: dict[str, Callable[[Editor, Command], list[Command] | None]] = {
     "aten::rms_norm": _rms_norm,
     "aten::embedding": _lookup(1),
     "aten::index_select": _lookup(2),
+    "aten::type_as": _type_as,
     "aten::cat": _cat,
     "aten::clone": _clone,
 }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rbln_host.compiler.passes import canonicalise, lower
-from tests.unit.host.passes.build import Build, text
+from tests.unit.host.passes.build import Build, operators, text
 
 LINEARS: dict[str, tuple[list[tuple[Any, ...]], str]] = {
     "linear": ([("y = linear", "x", "w")], "rbln::linear(x, w, None, None, none)"),
@@ -248,3 +248,34 @@ def test_a_copy_stays_where(reason: str) -> None:
     assert any("clone" in line or "cat" in line for line in text(after))
     b.assert_same(before, after)
     b.assert_same(before, lower(before))
+
+
+def test_type_as_is_a_cast() -> None:
+    b = Build(torch.bfloat16, x=(3, 4))
+    b("wide = to.dtype", "x", torch.float32)
+    b("twice = mul.Tensor", "wide", 2.0)
+    b("y = type_as", "twice", "x")
+    before = b.captured("y")
+    after = canonicalise(before)
+    assert text(after)[-1] == "y = to.dtype(twice, bfloat16)"
+    b.assert_same(before, after)
+
+
+def test_a_norm_of_gemma_in_bf16() -> None:
+    """It scales by ``1 + weight`` in fp32 and casts with ``type_as``."""
+    b = Build(torch.bfloat16, x=(3, 8))
+    b.weight("w", 8)
+    b("h = to.dtype", "x", torch.float32)
+    b("square = pow.Tensor_Scalar", "h", 2)
+    b("mean = mean.dim", "square", [-1], True)
+    b("stable = add.Tensor", "mean", 1e-6)
+    b("scale = rsqrt", "stable")
+    b("normed = mul.Tensor", "h", "scale")
+    b("wide = to.dtype", "w", torch.float32)
+    b("weight = add.Tensor", "wide", 1.0)
+    b("scaled = mul.Tensor", "normed", "weight")
+    b("y = type_as", "scaled", "x")
+    before = b.captured("y")
+    after = lower(before)
+    assert operators(after) == ["rbln::rms_norm"]
+    b.assert_same(before, after, 1.6e-2)
