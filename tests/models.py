@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -192,7 +192,7 @@ def _randomise(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> No
             parameter.copy_(0.3 * noise)
         else:  # a norm's weight, around 1 or, in Gemma, around 0
             parameter.add_(0.2 * noise + (10.0 if sandwich and "post_" in name else 0.0))
-    output = model.get_output_embeddings()
+    output = cast(torch.nn.Linear, cast(Any, model).get_output_embeddings())
     output.weight[_unwanted_tokens(tokenizer)] = 0.0
     if output.bias is not None:
         output.bias[_unwanted_tokens(tokenizer)] = 0.0

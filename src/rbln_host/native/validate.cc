@@ -354,7 +354,8 @@ void check_mask_tokens(const Checker& c, Call& call) {
 void need_one_a_row(const Checker& c, const Operand& t, DType dtype, int64_t rows,
                     const char* name) {
   need_axes(c, t, 1, name);
-  c.that(t.dtype == dtype && t.shape[0] == rows, std::string(name) + " has the wrong dtype or size");
+  c.that(t.dtype == dtype && t.shape[0] == rows,
+         std::string(name) + " has the wrong dtype or size");
 }
 
 void check_sample(const Checker& c, Call& call) {

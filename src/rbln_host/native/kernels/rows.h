@@ -238,8 +238,7 @@ int64_t first_largest(const T* values, int64_t width) {
 template <class T>
 void argmax_row(const Call& call, int64_t row) {
   const Operand &x = call[0], &out = call[1];
-  out.as<int64_t>()[row * out.stride[0]] =
-      first_largest(x.as<T>() + x.row_offset(row), x.last());
+  out.as<int64_t>()[row * out.stride[0]] = first_largest(x.as<T>() + x.row_offset(row), x.last());
 }
 
 inline void argmax_run(const Call& call, Shared&, int64_t task, std::byte*) {

@@ -273,11 +273,11 @@ constexpr int64_t kBlock = 16 * kLanes;
 
 // Memory for one row.
 struct SampleScratch {
-  float *scaled, *weights;                   // of all tokens
-  float *kept, *kept_weights;                // of tokens that may be drawn
-  float *work, *work_weights;                // what a threshold search uses up
-  int32_t* ids;                              // of tokens that may be drawn
-  double* blocks;                            // weight of each block of tokens
+  float *scaled, *weights;     // of all tokens
+  float *kept, *kept_weights;  // of tokens that may be drawn
+  float *work, *work_weights;  // what a threshold search uses up
+  int32_t* ids;                // of tokens that may be drawn
+  double* blocks;              // weight of each block of tokens
 
   SampleScratch(std::byte* memory, int64_t width) {
     const int64_t room = whole_vectors(width) + kLanes;
