@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm import LLM
+from vllm import LLM, SamplingParams
 
 from rbln_vllm.models.vllm_builder import VllmModelBuilder
 from rbln_vllm.toolchain import CaptureError
@@ -33,8 +33,8 @@ from tests.engine.engines import (
 from tests.models import ROOT
 from tests.oracle import hf_greedy
 
-# Prefill, decode of 1 and 2, logits of 1, 2 and 64 rows.
-ALL = 6
+# Prefill, decode of 1 and 2, logits of 1, 2 and 64 rows, sampler and draw of 1 and 2 rows.
+ALL = 10
 PROMPTS = [prompt(5), prompt(CHUNK + 9)]
 
 
@@ -180,6 +180,7 @@ class TestWithoutWarmUp:
     def test_odd_requests_do_not_run_out_of_programs(self, tmp_path: Path, model_dir: Path) -> None:
         """One sequence at a time and no warm-up: there is no budget of compiles to exceed (D16)."""
         odd = [greedy(2), greedy(3, logprobs=20), greedy(1, prompt_logprobs=0), greedy(9, n=1)]
+        odd += [SamplingParams(temperature=0.8, max_tokens=3)]
         odd += [greedy(4, min_tokens=2, stop_token_ids=[5]), greedy(4, logit_bias={7: 9.0})]
         lengths = (1, CHUNK, CHUNK + 1, 200)
         with engine_on(tmp_path, model_dir, lazy=True, sequences=1) as llm:
@@ -187,8 +188,8 @@ class TestWithoutWarmUp:
                 for params in odd:
                     (output,) = generate(llm, [prompt(length)], params)
                     assert output.outputs[0].finish_reason in ("length", "stop")
-            # Prefill, decode, logits of one row and of many.
-            assert report(llm)["compiled_after_ready"] == report(llm)["total"] == 4
+            # Prefill, decode, logits of one row and of many, two samplers.
+            assert report(llm)["compiled_after_ready"] == report(llm)["total"] == 6
 
     def test_a_program_that_cannot_be_compiled(
         self, tmp_path: Path, model_dir: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 import torch
 from vllm import LLM
 
+from rbln_vllm.devices import resolve_profile
 from tests.engine.engines import (
     BLOCK,
     CHUNK,
@@ -77,7 +78,9 @@ def test_repeated_prompts_hit_the_prefix_cache(tiny_llm: LLM, tiny_llama_dir: Pa
     warm = generate(tiny_llm, prompts, greedy(12))
     assert all_tokens(cold) == all_tokens(warm) == want
     hits = [output.num_cached_tokens for output in warm]
-    assert hits == [(len(tokens) - 1) // BLOCK * BLOCK for tokens in prompts]
+    size = resolve_profile(None).default_sub_block_size
+    assert size is not None
+    assert hits == [(len(tokens) - 1) // size * size for tokens in prompts]
     longer = [[*tokens, *prompt(5)] for tokens in prompts]
     assert all_tokens(generate(tiny_llm, longer, greedy(12))) == expected_tokens(
         tiny_llama_dir, longer, 12

@@ -58,6 +58,7 @@ class ProgramRunner(CPUModelRunner):
         self.prepare_inputs_event = None
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None
+        self._refused: set[str] = set()  # and not yet finished
         self._step: StepInputs | None = None
         self._kv_connector_output: KVConnectorOutput | None = None
         self.sampler = self._make_sampler()
@@ -101,6 +102,7 @@ class ProgramRunner(CPUModelRunner):
         intermediate_tensors: IntermediateTensors | None = None,
     ) -> RunnerOutput:
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
+        self._refused -= scheduler_output.finished_req_ids
         self._plan = classify(scheduler_output, self._geometry.chunk)
         scheduler_output = carry_out_copies(self._store.executable, scheduler_output)
         try:
@@ -171,7 +173,9 @@ class ProgramRunner(CPUModelRunner):
             if discard is not None:
                 discard()
         requests = list(self._plan.request_ids)
-        self._store.count_refused(len(requests))
+        # A step that was scheduled ahead is refused too.
+        self._store.count_refused(len(set(requests) - self._refused))
+        self._refused.update(requests)
         return RBLNModelRunnerOutput(
             req_ids=requests,
             req_id_to_index={request: index for index, request in enumerate(requests)},
