@@ -29,7 +29,7 @@ from tests.server.live import (
 )
 from tests.server_process import fetch, free_port
 
-PROGRAMS = 8
+PROGRAMS = 14
 DRY_RUN = "RBLN-CR03"
 
 
