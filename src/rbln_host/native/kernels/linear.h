@@ -30,9 +30,12 @@ struct LinearShape {
 constexpr int64_t kTaskBytes = 256 * 1024;  // weights a task reads: some microseconds of bandwidth
 
 // How groups are cut into tasks: `large` tasks of `per_task` groups, then granules, the fewest
-// groups that a task computes at full speed. The small ones come last, so that threads end
-// together. The cut depends on the shape alone: results never do, but a plan that is the same for
-// every number of threads is easier to reason about.
+// groups that a task computes at full speed. With many rows the last quarter is cut into granules,
+// so that threads end together (a prefill of 256 rows: 3 %); with few, whose weights are read once,
+// that cost as much. The cut depends on the shape alone: results never do, but a plan that is the
+// same for every number of threads is easier to reason about.
+constexpr int64_t kManyRows = 64;
+
 struct LinearTasks {
   int64_t granule, per_task, large, count;
 
@@ -44,8 +47,10 @@ struct LinearTasks {
     // Few columns: smaller tasks, so that all threads get some.
     while (units > 1 && s.groups / (t.granule * units) < 8) units /= 2;
     t.per_task = t.granule * units;
-    t.large = units > 1 ? s.groups * 3 / 4 / t.per_task : 0;
-    t.count = t.large + (s.groups - t.large * t.per_task + t.granule - 1) / t.granule;
+    const int64_t whole = (s.groups + t.per_task - 1) / t.per_task;
+    t.large = s.rows >= kManyRows ? s.groups * 3 / 4 / t.per_task : whole;
+    const int64_t rest = std::max<int64_t>(0, s.groups - t.large * t.per_task);
+    t.count = t.large + (rest + t.granule - 1) / t.granule;
     return t;
   }
 
