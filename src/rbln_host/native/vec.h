@@ -269,6 +269,20 @@ RBLN_INLINE Vec vexp(Vec x) {
   return scale_by_power(y, n);
 }
 
+// 2^x for x <= 0 to 5e-6 of itself, for results that are rounded to bf16: reduction to the nearest
+// whole number, then a polynomial of degree 4 (interpolated in Chebyshev nodes). NaN stays NaN.
+RBLN_INLINE Vec vexp2_short(Vec x) {
+  const Vec clamped = vmax(splat(-200.0f), x);
+  const Vec n = round_whole(clamped);
+  const Vec r = clamped - n;
+  Vec y = splat(0.00966636852f);
+  y = y * r + 0.0559219758f;
+  y = y * r + 0.24022349f;
+  y = y * r + 0.693121045f;
+  y = y * r + 1.0f;
+  return scale_by_power(y, n);
+}
+
 RBLN_INLINE Vec vsigmoid(Vec x) { return 1.0f / (1.0f + vexp(-x)); }
 
 RBLN_INLINE Vec vtanh(Vec x) {

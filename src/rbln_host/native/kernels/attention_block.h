@@ -157,14 +157,13 @@ void multiply(const Row<T>* x, int64_t ldx, int64_t rows, const T* packed, int64
   }
 }
 
+// Whether weights are rounded so much that a short polynomial makes no difference.
 template <class T>
-RBLN_INLINE void store_weight(Row<T>* p, Vec v) {
-  store(p, v);
-}
+constexpr bool kShortWeights = std::is_same_v<Row<T>, BFloat16>;
 
 // One row of the running softmax: scores of keys [first, first + count) become weights, earlier
-// output is scaled to the new maximum.
-template <class T>
+// output is scaled to the new maximum. Plain scores (no cap, no bias) are scaled on the way.
+template <class T, bool kPlain>
 void soften_row(const Attention& a, const BlockScratch<T>& s, int64_t row, float slope,
                 int64_t position, int64_t first, int64_t count) {
   const IVec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -175,25 +174,29 @@ void soften_row(const Attention& a, const BlockScratch<T>& s, int64_t row, float
   Vec most = splat(-INFINITY);
   const bool all_visible = last >= count - 1 && begin == 0 && count % kLanes == 0;
   for (int64_t i = 0; i < count; i += kLanes) {
-    Vec v = adjust_scores(a, load(score + i), slope, first + i, position);
+    Vec v = load(score + i);
+    if constexpr (!kPlain) v = adjust_scores(a, v, slope, first + i, position);
     if (!all_visible) {
       const IVec key = lane + static_cast<int>(i);
       v = select((key <= last) & (key >= begin), v, splat(-INFINITY));
     }
-    store(score + i, v);
+    if (!kPlain || !all_visible) store(score + i, v);
     most = vmax(v, most);
   }
   const float before = s.most[row];
-  const float top = std::max(before, max_of(most));
+  const float top = std::max(before, max_of(most) * (kPlain ? a.call.scale : 1.0f));
   if (top == -INFINITY) {  // no visible key so far
-    for (int64_t i = 0; i < count; i += kLanes) store_weight<T>(weight + i, Vec{});
+    for (int64_t i = 0; i < count; i += kLanes) store(weight + i, Vec{});
     return;
   }
   Vec total{};
+  constexpr float kLog2E = 1.44269504088896341f;
+  const Vec scale2 = splat(a.call.scale * kLog2E), top2 = splat(top * kLog2E);
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec e = vexp(load(score + i) - top);
+    const Vec v = load(score + i);
+    const Vec e = kPlain ? vexp2_short(v * scale2 - top2) : vexp(v - top);
     total += e;
-    store_weight<T>(weight + i, e);
+    store(weight + i, e);
   }
   const float factor = before == top ? 1.0f : std::exp(before - top);
   s.total[row] = s.total[row] * factor + sum(total);
@@ -240,6 +243,7 @@ void attend_block(const Attention& a, Shared& shared, const AttentionItem& item,
   std::fill(s.most, s.most + rows, -INFINITY);
   std::fill(s.total, s.total + rows, 0.0f);
   std::fill(s.o, s.o + rows * a.size, 0.0f);
+  const bool plain = a.call.soft_cap <= 0 && !a.alibi.present && a.call.scale > 0;
   // Tiles end at multiples of their length and start at an even key: keys are added in pairs, and
   // which of them make a pair must not depend on what other queries of the block see.
   int64_t count;
@@ -249,8 +253,13 @@ void attend_block(const Attention& a, Shared& shared, const AttentionItem& item,
     multiply<T>(s.query, a.size, rows, s.keys, group_elements<T>(a.size), (count + 15) / 16, a.size,
                 s.score, kKeyTile, false);
     for (int64_t row = 0; row < rows; ++row) {
-      const float slope = a.slope(item.head * a.group + row % a.group);
-      soften_row<T>(a, s, row, slope, positions[row / a.group], first, count);
+      const int64_t position = positions[row / a.group];
+      if (plain) {
+        soften_row<T, kShortWeights<T>>(a, s, row, 0.0f, position, first, count);
+      } else {
+        const float slope = a.slope(item.head * a.group + row % a.group);
+        soften_row<T, false>(a, s, row, slope, position, first, count);
+      }
     }
     multiply<T>(s.weight, kKeyTile, rows, s.values, group_elements<T>(kKeyTile), a.size / 16, count,
                 s.o, a.size, true);
