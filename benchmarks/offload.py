@@ -127,6 +127,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--into", type=Path, help="page to write the table into")
     args = parser.parse_args()
+    if args.directory is not None:
+        args.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         bench = Bench(args.model, args.tokens, Path(directory))
         measure_round(bench)  # the first of everything is slower

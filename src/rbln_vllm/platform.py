@@ -3,7 +3,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
 
@@ -21,11 +20,7 @@ ATTENTION_BACKEND = "rbln_vllm.models.attention.PagedAttentionBackend"
 WORKER = "rbln_vllm.worker.worker.RBLNWorker"
 SCHEDULER = "rbln_vllm.core.scheduler.RBLNScheduler"
 ASYNC_SCHEDULER = "rbln_vllm.core.scheduler.RBLNAsyncScheduler"
-OVERLAPPED_EXECUTOR = "rbln_vllm.executor.overlapped.OverlappedExecutor"
-OVERLAPPING_EXECUTORS = ("uni", "mp", OVERLAPPED_EXECUTOR)
 IR_PROVIDER = "rbln"
-
-logger = init_logger("vllm.rbln.platform")
 
 
 class RblnPlatform(CpuPlatform):
@@ -102,7 +97,7 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import engine_rules, sub_blocks
+        from rbln_vllm import engine_rules, schedule_ahead, sub_blocks
 
         if vllm_config.model_config is None:
             super().check_and_update_config(vllm_config)
@@ -113,7 +108,7 @@ class RblnPlatform(CpuPlatform):
         sub_blocks.check_prefix_caching(vllm_config)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
-        schedules_ahead = cls._may_schedule_ahead(vllm_config)
+        schedules_ahead = schedule_ahead.may_schedule_ahead(vllm_config)
         with envs.kv_cache_space_hidden(), envs.start_method_kept(engines_may_fork()):
             super().check_and_update_config(vllm_config)
         # Upstream's CPU rules: a block size of its own, a process just to bind threads in, and no
@@ -144,21 +139,9 @@ class RblnPlatform(CpuPlatform):
         return limit - prompt_len
 
     @classmethod
-    def _may_schedule_ahead(cls, vllm_config: "VllmConfig") -> bool:
-        """Whether the next step is scheduled while one runs: vLLM's default, or as asked for."""
-        executor = vllm_config.parallel_config.distributed_executor_backend
-        wanted = bool(vllm_config.scheduler_config.async_scheduling)
-        if wanted and executor not in OVERLAPPING_EXECUTORS:
-            logger.warning_once(
-                "Disabling asynchronous scheduling: with the executor %s nothing runs while a step "
-                "does. Leave out --distributed-executor-backend to have it",
-                executor,
-            )
-            return False
-        return wanted
-
-    @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
+        from rbln_vllm.schedule_ahead import OVERLAPPED_EXECUTOR
+
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         if parallel.worker_cls in ("auto", "vllm.v1.worker.cpu_worker.CPUWorker"):
             parallel.worker_cls = WORKER
