@@ -17,6 +17,7 @@ from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of
 from rbln_vllm.models.architectures import check_architecture
 from rbln_vllm.models.select import implementation_of
+from rbln_vllm.speculation_rules import settle_speculation
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -34,10 +35,6 @@ class Refusal:
 
 REFUSALS = (
     Refusal("LoRA is not supported on RBLN: it is not built yet.", lambda c: bool(c.lora_config)),
-    Refusal(
-        "Speculative decoding is not built yet: leave out --speculative-config.",
-        lambda c: c.speculative_config is not None,
-    ),
     Refusal(
         "Tensor, pipeline, data and expert parallelism are not built yet: use one process "
         "(--tensor-parallel-size 1 --pipeline-parallel-size 1 --data-parallel-size 1).",
@@ -137,6 +134,7 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
     for refusal in REFUSALS:
         if refusal.applies(config):
             raise ValueError(refusal.text)
+    settle_speculation(config)
     if implementation_of(config) == "transformers":
         check_architecture(config.model_config.architectures)
 

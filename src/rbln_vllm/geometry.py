@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Geometry:
     """All sizes in tokens or counts.
 
-    ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes.
+    ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes,
+    ``decode_queries`` the lengths of a decode row.
     """
 
     profile: DeviceProfile
@@ -26,6 +27,7 @@ class Geometry:
     max_model_len: int
     max_num_seqs: int
     decode_buckets: tuple[int, ...]
+    decode_queries: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         if min(self.chunk, self.block_size, self.max_model_len, self.max_num_seqs) < 1:
@@ -45,7 +47,11 @@ class Geometry:
     def table(self) -> ProgramTable:
         """Every program of this configuration."""
         return ProgramTable(
-            self.chunk, self.decode_buckets, self.block_size, self.num_blocks_per_seq
+            self.chunk,
+            self.decode_buckets,
+            self.block_size,
+            self.num_blocks_per_seq,
+            self.decode_queries,
         )
 
 
@@ -77,7 +83,21 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
         decode_buckets=effective_buckets(
             options_of(vllm_config), profile, scheduler.max_num_seqs // pipeline
         ),
+        decode_queries=decode_queries(vllm_config),
     )
+
+
+def decode_queries(vllm_config: "VllmConfig") -> tuple[int, ...]:
+    """The compiled lengths of a decode row: 1, and K + 1 with up to K drafts.
+
+    Drafters that read the target's hidden states (eagle, eagle3, mtp) draft for nearly every row
+    of every step, so for them a program for steps without drafts would hardly run.
+    """
+    config = vllm_config.speculative_config
+    if config is None:
+        return (1,)
+    with_drafts = int(config.num_speculative_tokens) + 1
+    return (with_drafts,) if config.use_eagle() else (1, with_drafts)
 
 
 def chunk_size(vllm_config: "VllmConfig") -> int:

@@ -7,6 +7,7 @@ reach no shape outside it.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from rbln_vllm.buckets import bucket_for
 
@@ -17,7 +18,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     """Hidden states of one sequence's next chunk."""
     DECODE = "decode"
-    """Hidden states of one new token for each of B sequences."""
+    """Hidden states of one new token for each of B sequences, and of the drafts after it."""
     LOGITS = "logits"
     """Logits of B rows of hidden states."""
     SAMPLER = "sampler"
@@ -43,12 +44,13 @@ class ProgramKey:
             raise ValueError(f"a program needs at least one row of one token: {self}")
         if self.role is Role.PREFILL and self.batch != 1:
             raise ValueError("a prefill program takes one sequence")
-        if self.role is not Role.PREFILL and self.query != 1:
+        if self.role not in (Role.PREFILL, Role.DECODE) and self.query != 1:
             raise ValueError(f"a {self.role} program takes one token a row")
 
     @property
     def name(self) -> str:
-        """As in artifacts and logs: ``prefill_b1_q512``, ``decode_b8_q1``, ``logits_b8_q1``."""
+        """As in artifacts and logs: ``prefill_b1_q512``, ``decode_b8_q1``, ``decode_b8_q5`` (four
+        drafts a row), ``logits_b8_q1``."""
         return f"{self.role}_b{self.batch}_q{self.query}"
 
     @property
@@ -63,13 +65,15 @@ class ProgramTable:
 
     ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes in
     ascending order (the last is the largest batch), ``num_blocks_per_seq`` the width T of the
-    block table, ``block_size`` in tokens.
+    block table, ``block_size`` in tokens. ``decode_queries`` are the lengths of a decode row, in
+    ascending order: 1, and with drafts one more than there can be of them.
     """
 
     chunk: int
     decode_buckets: tuple[int, ...]
     block_size: int
     num_blocks_per_seq: int
+    decode_queries: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.block_size < 1 or self.num_blocks_per_seq < 1:
@@ -78,29 +82,41 @@ class ProgramTable:
             raise ValueError(f"decode buckets must be positive: {self.decode_buckets}")
         if list(self.decode_buckets) != sorted(set(self.decode_buckets)):
             raise ValueError(f"decode buckets must ascend: {self.decode_buckets}")
+        if not self.decode_queries or self.decode_queries[0] < 1:
+            raise ValueError(f"decode queries must be positive: {self.decode_queries}")
+        if list(self.decode_queries) != sorted(set(self.decode_queries)):
+            raise ValueError(f"decode queries must ascend: {self.decode_queries}")
 
     @property
     def prefill(self) -> ProgramKey:
         return ProgramKey(Role.PREFILL, 1, self.chunk)
 
-    @property
+    @cached_property
     def decodes(self) -> tuple[ProgramKey, ...]:
-        return tuple(ProgramKey(Role.DECODE, batch) for batch in self.decode_buckets)
+        return tuple(
+            ProgramKey(Role.DECODE, batch, query)
+            for query in self.decode_queries
+            for batch in self.decode_buckets
+        )
 
-    @property
+    @cached_property
     def logits_rows(self) -> tuple[int, ...]:
-        """One row after a prefill, a row per sequence after a decode, many for prompt scores."""
-        scoring = min(self.chunk, SCORING_ROWS)
-        return tuple(sorted({1, *self.decode_buckets, scoring}))
+        """One row after a prefill, a row per token after a decode, many for prompt scores.
 
-    @property
+        A decode step without a draft has one token per sequence, whatever its program.
+        """
+        decode = {key.num_tokens for key in self.decodes}
+        return tuple(sorted({1, *self.decode_buckets, *decode, min(self.chunk, SCORING_ROWS)}))
+
+    @cached_property
     def logits(self) -> tuple[ProgramKey, ...]:
         return tuple(ProgramKey(Role.LOGITS, rows) for rows in self.logits_rows)
 
-    @property
+    @cached_property
     def sampler_rows(self) -> tuple[int, ...]:
         """As many as the logits programs of a step have: samplers take their logits in place."""
-        return tuple(rows for rows in self.logits_rows if rows <= self.decode_buckets[-1])
+        most = self.decode_buckets[-1] * self.decode_queries[-1]
+        return tuple(rows for rows in self.logits_rows if rows <= most)
 
     @property
     def samplers(self) -> tuple[ProgramKey, ...]:
@@ -116,9 +132,13 @@ class ProgramTable:
     def names(self) -> tuple[str, ...]:
         return tuple(key.name for key in self.programs)
 
-    def decode_for(self, batch: int) -> ProgramKey:
-        """The smallest decode program of at least ``batch`` rows; ValueError when none is."""
-        return ProgramKey(Role.DECODE, bucket_for(batch, self.decode_buckets))
+    def decode_for(self, batch: int, query: int = 1) -> ProgramKey:
+        """The smallest decode program of at least ``batch`` rows of at least ``query`` tokens;
+        ValueError when none is."""
+        if query > self.decode_queries[-1]:
+            raise ValueError(f"no decode row has {query} tokens: rows have {self.decode_queries}")
+        fitting = next(known for known in self.decode_queries if known >= query)
+        return ProgramKey(Role.DECODE, bucket_for(batch, self.decode_buckets), fitting)
 
     def logits_for(self, rows: int) -> ProgramKey:
         """The smallest logits program of at least ``rows`` rows, or else the widest there is

@@ -44,6 +44,10 @@ def _hits_what_may_be_refused(vllm_config: "VllmConfig") -> bool:
     return refusable and caching and sub_block_rules(vllm_config).settle() is None
 
 
+def _drafts(vllm_config: "VllmConfig") -> bool:
+    return vllm_config.speculative_config is not None
+
+
 _REASONS_AGAINST: tuple[tuple[str, Callable[["VllmConfig"], bool]], ...] = (
     (
         "with this executor nothing runs while a step does. Leave out "
@@ -54,5 +58,10 @@ _REASONS_AGAINST: tuple[tuple[str, Callable[["VllmConfig"], bool]], ...] = (
         "prefixes are cached by whole blocks and programs may be missing. Cache by sub-blocks, or "
         "compile all programs at start (VLLM_RBLN_ENABLE_WARM_UP=1)",
         _hits_what_may_be_refused,
+    ),
+    (
+        "with speculative decoding a step is scheduled when the drafts of the step before are "
+        "known",
+        _drafts,
     ),
 )

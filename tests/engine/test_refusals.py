@@ -76,7 +76,6 @@ NOT_BUILT = (
     Refused(("--pipeline-parallel-size 1",), {"pipeline_parallel_size": 2}),
     Refused(("--data-parallel-size 1",), {"data_parallel_size": 2}),
     Refused(("LoRA", "not built"), {"enable_lora": True}),
-    Refused(("--speculative-config",), {"speculative_config": NGRAM}),
     Refused(("--enforce-eager", "compiled program"), {"enforce_eager": True}),
     Refused(("--no-enable-chunked-prefill",), {"enable_chunked_prefill": False}),
     Refused(("fp8", "--kv-cache-dtype"), {"kv_cache_dtype": "fp8"}),
@@ -96,6 +95,35 @@ NOT_BUILT = (
     Refused(
         ("NUM_HIDDEN_LAYERS", "--hf-overrides"), variables={"VLLM_RBLN_NUM_HIDDEN_LAYERS": "1"}
     ),
+)
+
+
+def _drafts(**fields: Any) -> dict[str, Any]:
+    return {"speculative_config": {**NGRAM, **fields}}
+
+
+SPECULATION = (
+    Refused(
+        ("Unsupported speculative decoding method 'ngram_gpu'", "ngram, suffix"),
+        _drafts(method="ngram_gpu"),
+    ),
+    Refused(("num_speculative_tokens is 33", "at most 32"), _drafts(num_speculative_tokens=33)),
+    Refused(
+        ("num_speculative_tokens is 129", "at most 128"),
+        {**_drafts(num_speculative_tokens=129), **_options(use_custom_sampler=False)},
+    ),
+    Refused(("draft_sample_method", "greedy"), _drafts(draft_sample_method="probabilistic")),
+    Refused(("rejection_sample_method", "standard"), _drafts(rejection_sample_method="block")),
+    Refused(
+        ("num_speculative_tokens_per_batch_size",),
+        _drafts(num_speculative_tokens_per_batch_size=[(1, 4, 2)]),
+    ),
+    Refused(("parallel_drafting",), _drafts(parallel_drafting=True)),
+    Refused(
+        ("Custom logits processors", "--logits-processors"),
+        {**_drafts(), "logits_processors": ["tests.engine.processors:OnlyToken"]},
+    ),
+    Refused(("KV connectors", "--kv-offloading-size"), {**_drafts(), "kv_offloading_size": 1.0}),
 )
 
 IMPLEMENTATION_AND_OPTIONS = (
@@ -159,7 +187,9 @@ DEVICES = (
 
 
 @pytest.mark.parametrize(
-    "case", NOT_BUILT + IMPLEMENTATION_AND_OPTIONS + DEVICES, ids=lambda case: case.name
+    "case",
+    NOT_BUILT + SPECULATION + IMPLEMENTATION_AND_OPTIONS + DEVICES,
+    ids=lambda case: case.name,
 )
 def test_refused_in_words(tiny_llama_dir: Path, case: Refused) -> None:
     args = EngineArgs(model=str(tiny_llama_dir), **{"model_impl": "vllm", **case.arguments})

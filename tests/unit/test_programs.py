@@ -20,11 +20,14 @@ def tables(draw: st.DrawFn) -> ProgramTable:
         decode_buckets=tuple(sorted(buckets)),
         block_size=draw(st.integers(1, 1024)),
         num_blocks_per_seq=draw(st.integers(1, 64)),
+        decode_queries=draw(st.sampled_from([(1,), (1, 2), (1, 6), (6,)])),
     )
 
 
-def table(chunk: int = 128, buckets: tuple[int, ...] = (1, 2, 4)) -> ProgramTable:
-    return ProgramTable(chunk, buckets, block_size=16, num_blocks_per_seq=8)
+def table(
+    chunk: int = 128, buckets: tuple[int, ...] = (1, 2, 4), queries: tuple[int, ...] = (1,)
+) -> ProgramTable:
+    return ProgramTable(chunk, buckets, block_size=16, num_blocks_per_seq=8, decode_queries=queries)
 
 
 class TestTable:
@@ -40,10 +43,12 @@ class TestTable:
         self, any_table: ProgramTable
     ) -> None:
         for batch in range(1, any_table.decode_buckets[-1] + 1):
-            key = any_table.decode_for(batch)
-            assert key in any_table.programs
-            assert key.role is Role.DECODE
-            assert key.batch == min(b for b in any_table.decode_buckets if b >= batch)
+            for query in {1, *any_table.decode_queries, any_table.decode_queries[-1] - 1} - {0}:
+                key = any_table.decode_for(batch, query)
+                assert key in any_table.programs
+                assert key.role is Role.DECODE
+                assert key.batch == min(b for b in any_table.decode_buckets if b >= batch)
+                assert key.query == min(q for q in any_table.decode_queries if q >= query)
 
     @repeatable
     @given(tables())
@@ -55,8 +60,10 @@ class TestTable:
     @repeatable
     @given(tables())
     def test_logits_fit_what_forward_programs_give(self, any_table: ProgramTable) -> None:
-        """A prefill asks for one row, a decode for its whole bucket: both exactly, no padding."""
-        for rows in (1, *any_table.decode_buckets):
+        """A prefill asks for one row, a decode for its whole bucket, with drafts or without: all
+        exactly, no padding."""
+        whole = [key.num_tokens for key in any_table.decodes]
+        for rows in (1, *any_table.decode_buckets, *whole):
             assert any_table.logits_for(rows).batch == rows
             assert any_table.logits_for(rows) in any_table.programs
 
@@ -72,7 +79,9 @@ class TestTable:
     def test_samplers_have_the_rows_of_the_logits_that_a_step_gives(
         self, any_table: ProgramTable
     ) -> None:
-        for rows in range(1, any_table.decode_buckets[-1] + 1):
+        most = any_table.decodes[-1].num_tokens
+        edges = {rows + off for rows in any_table.logits_rows for off in (-1, 0, 1)}
+        for rows in sorted(edges & set(range(1, most + 1))):
             for role in (Role.SAMPLER, Role.DRAW):
                 key = any_table.sampler_for(role, rows)
                 assert key in any_table.programs
@@ -111,6 +120,29 @@ class TestTable:
             "draw_b4_q1",
         )
 
+    def test_drafts_double_the_decodes(self) -> None:
+        names = table(buckets=(1, 2), queries=(1, 4)).names
+        assert [name for name in names if name.startswith("decode")] == [
+            "decode_b1_q1",
+            "decode_b2_q1",
+            "decode_b1_q4",
+            "decode_b2_q4",
+        ]
+        rows = [name for name in names if name.startswith(("logits", "draw"))]
+        assert rows == [
+            *(f"logits_b{rows}_q1" for rows in (1, 2, 4, 8, 64)),
+            *(f"draw_b{rows}_q1" for rows in (1, 2, 4, 8)),
+        ]
+
+    def test_a_longer_row_than_any_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="no decode row has 5 tokens"):
+            table(queries=(1, 4)).decode_for(1, 5)
+
+    @pytest.mark.parametrize("queries", [(), (4, 1), (4, 4), (0, 4)])
+    def test_queries_that_are_none(self, queries: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="decode queries"):
+            table(queries=queries)
+
     def test_the_smallest_one(self) -> None:
         """Chunks of one token and one sequence: a prefill and a decode of equal shape."""
         smallest = ProgramTable(1, (1,), 1, 1)
@@ -141,6 +173,7 @@ class TestKey:
     def test_names(self) -> None:
         assert ProgramKey(Role.PREFILL, 1, 512).name == "prefill_b1_q512"
         assert ProgramKey(Role.DECODE, 8).name == "decode_b8_q1"
+        assert ProgramKey(Role.DECODE, 8, 5).name == "decode_b8_q5"
         assert ProgramKey(Role.LOGITS, 64).name == "logits_b64_q1"
 
     @pytest.mark.parametrize(
@@ -149,8 +182,9 @@ class TestKey:
             (Role.DECODE, 0, 1),
             (Role.PREFILL, 1, 0),
             (Role.PREFILL, 2, 16),
-            (Role.DECODE, 2, 2),
+            (Role.DECODE, 2, 0),
             (Role.LOGITS, 2, 2),
+            (Role.SAMPLER, 2, 2),
         ],
     )
     def test_shapes_that_are_none(self, role: Role, batch: int, query: int) -> None:

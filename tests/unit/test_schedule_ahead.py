@@ -11,7 +11,12 @@ from rbln_vllm.schedule_ahead import may_schedule_ahead
 
 
 def config(
-    *, wanted: bool = True, executor: str = "uni", caching: bool = True, sub_blocks: bool = True
+    *,
+    wanted: bool = True,
+    executor: str = "uni",
+    caching: bool = True,
+    sub_blocks: bool = True,
+    drafts: object = None,
 ) -> Any:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -24,6 +29,7 @@ def config(
         parallel_config=SimpleNamespace(distributed_executor_backend=executor),
         cache_config=SimpleNamespace(enable_prefix_caching=caching, block_size=128),
         additional_config=RBLNConfig(enable_sub_block_cache=sub_blocks),
+        speculative_config=drafts,
     )
 
 
@@ -38,6 +44,10 @@ def test_it_is_not_done_where_it_is_not_wanted() -> None:
 
 def test_an_executor_that_overlaps_nothing_rules_it_out() -> None:
     assert not may_schedule_ahead(config(executor="external_launcher"))
+
+
+def test_drafts_rule_it_out() -> None:
+    assert not may_schedule_ahead(config(drafts=SimpleNamespace(method="ngram")))
 
 
 @pytest.mark.parametrize(

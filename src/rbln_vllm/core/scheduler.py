@@ -34,10 +34,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
+from rbln_vllm.core.drafts import cut_to_blocks, cut_to_step
 from rbln_vllm.core.grammar_compiles import limit_compile_time
 from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager
 from rbln_vllm.core.kv_cache.setup import make_manager
-from rbln_vllm.core.limits import max_request_tokens, prompt_refusal
+from rbln_vllm.core.limits import blocks_for, max_request_tokens, prompt_refusal
 from rbln_vllm.core.refusal import refusal_output, refused_requests
 from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify, row_starts
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
@@ -78,6 +79,7 @@ class RBLNScheduler(Scheduler):
 
     max_model_len: int
     max_num_active_reqs: int
+    dynamic_sd_lookup: list[int] | None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -95,6 +97,10 @@ class RBLNScheduler(Scheduler):
             # that grows to the end of the pool ends with reason "length" instead of waiting
             # for a block that cannot exist. Start-up refuses such a max_model_len anyway.
             self.max_model_len = min(self.max_model_len, self._pool_tokens + 1)
+        if self.num_spec_tokens and self.dynamic_sd_lookup is None:
+            # Where the number of drafts may vary, upstream does not pad the first decode step of
+            # a request with drafts that are none. Programs pad rows by themselves.
+            self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_active_reqs + 1)
 
     def _use_sub_blocks(self) -> SubBlockKVCacheManager | None:
         """Replaces the manager upstream has made, before anything is in it."""
@@ -157,8 +163,28 @@ class RBLNScheduler(Scheduler):
         def may_run(request: Request) -> bool:
             return request is prefill or (turn is Turn.DECODE and tokens_left(request) <= 1)
 
+        if turn is Turn.DECODE and self.num_spec_tokens:
+            self._cut_drafts([request for request in self.running if tokens_left(request) == 1])
         with self._restricted(may_run, admits):
             return super().schedule(throttle_prefills)
+
+    def _cut_drafts(self, rows: list[Request]) -> None:
+        """Leaves the drafts that a step of these rows can take without preempting a request.
+
+        Upstream would make room for one request's guesses by computing another's prompt again.
+        """
+        config = self.vllm_config.speculative_config
+        inputs = self.scheduler_config.max_num_batched_tokens
+        inputs -= len(rows) * config.max_num_new_slots_for_drafting
+        cut_to_step(rows, min(self.max_num_scheduled_tokens, inputs))
+        manager, block_size = self.kv_cache_manager, self.block_size
+        tokens = 1 + self.num_spec_tokens + self.num_lookahead_tokens
+        most = len(rows) * blocks_for(tokens, block_size)
+        if manager.block_pool.get_num_free_blocks() >= most:
+            return
+        for request in rows:
+            held = min(map(len, manager.get_blocks(request.request_id).blocks))
+            cut_to_blocks(request, held, block_size, self.num_lookahead_tokens)
 
     @contextmanager
     def _restricted(self, may_run: Callable[[Request], bool], admits: bool) -> Iterator[None]:

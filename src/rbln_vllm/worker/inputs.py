@@ -7,6 +7,7 @@ so NumPy handles them: an operation of torch takes several times as long to begi
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -30,17 +31,23 @@ class StepInputs:
     """A step before padding: ``n`` tokens of ``b`` sequences, in the order of the batch.
 
     ``input_ids_N``, and of each token its position and the slot of the KV pool that it fills;
-    ``block_table_BT`` has the block ids of each sequence. Integers of any width.
+    ``counts_B`` tokens and the block ids ``block_table_BT`` of each sequence. Integers of any
+    width.
     """
 
     input_ids_N: Integers
     positions_N: Integers
     slots_N: Integers
+    counts_B: Integers
     block_table_BT: Integers
 
     def __post_init__(self) -> None:
         if not len(self.input_ids_N) == len(self.positions_N) == len(self.slots_N):
             raise ValueError("a step needs a position and a slot for every token")
+        if len(self.counts_B) != len(self.block_table_BT):
+            raise ValueError("a step needs a number of tokens and blocks for every sequence")
+        if self.counts_B.sum() != len(self.input_ids_N):
+            raise ValueError("the tokens of the sequences do not sum to the step's")
 
     @property
     def num_tokens(self) -> int:
@@ -50,12 +57,25 @@ class StepInputs:
     def num_sequences(self) -> int:
         return len(self.block_table_BT)
 
+    def rows_fit(self, query: int) -> bool:
+        """Whether no sequence has more than ``query`` tokens."""
+        return bool((self.counts_B <= query).all())
+
+    def places(self, query: int) -> Integers:
+        """Where each token goes, ``[N]``, in a program whose rows have ``query`` tokens.
+
+        ValueError when some sequence has more.
+        """
+        if not self.rows_fit(query):
+            raise ValueError(f"a row of {query} tokens cannot hold {self.counts_B.max()}")
+        rows_N, offsets_N = _rows_and_offsets(self.counts_B)
+        places_N: Integers = rows_N * query + offsets_N
+        return places_N
+
 
 def step_inputs(batch: InputBatch, counts_B: Integers) -> StepInputs:
     """The next ``counts_B[b]`` tokens of each sequence of vLLM's batch."""
-    rows_N = np.repeat(np.arange(len(counts_B)), counts_B)
-    first_B = np.cumsum(counts_B) - counts_B
-    offsets_N = np.arange(len(rows_N)) - first_B[rows_N]
+    rows_N, offsets_N = _rows_and_offsets(counts_B)
     positions_N = batch.num_computed_tokens_cpu[rows_N] + offsets_N
     table = batch.block_table[0]
     blocks_BT = table.get_numpy_array()[: len(counts_B)]
@@ -63,8 +83,16 @@ def step_inputs(batch: InputBatch, counts_B: Integers) -> StepInputs:
         batch.token_ids_cpu[rows_N, positions_N],
         positions_N,
         slots_of(blocks_BT, rows_N, positions_N, table.block_size),
+        counts_B,
         blocks_BT,
     )
+
+
+def _rows_and_offsets(counts_B: Integers) -> tuple[Integers, Integers]:
+    """Of each token its sequence and how many of that one come before it."""
+    rows_N = np.repeat(np.arange(len(counts_B)), counts_B)
+    first_B = np.cumsum(counts_B) - counts_B
+    return rows_N, np.arange(len(rows_N)) - first_B[rows_N]
 
 
 def slots_of(
@@ -99,16 +127,31 @@ class StagedInputs:
             raise ValueError(
                 f"{tokens} tokens of {rows} sequences do not fit program {self.key.name}"
             )
-        arrays = self._arrays
-        _fill(arrays["input_ids"], step.input_ids_N, PADDING_TOKEN)
-        _fill(arrays["positions"], step.positions_N, 0)
-        _fill(arrays["slots"], step.slots_N, PADDING_SLOT)
-        _fill(arrays["query_pos"], step.positions_N, PADDING_POSITION)
+        arrays, at = self._arrays, self.rows_of(step)
+        _fill(arrays["input_ids"], at, step.input_ids_N, PADDING_TOKEN)
+        _fill(arrays["positions"], at, step.positions_N, 0)
+        _fill(arrays["slots"], at, step.slots_N, PADDING_SLOT)
+        _fill(arrays["query_pos"], at, step.positions_N, PADDING_POSITION)
         table = arrays["block_table"]
-        _fill(table, step.block_table_BT[:, : table.shape[1]], PADDING_BLOCK)
+        _fill(table, slice(rows), step.block_table_BT[:, : table.shape[1]], PADDING_BLOCK)
         return self.tensors
 
+    def rows_of(self, step: StepInputs) -> "Places":
+        """Where the step's tokens are among the program's: a slice where no padding is between."""
+        tokens, query = step.num_tokens, self.key.query
+        is_full = tokens == step.num_sequences * query and step.rows_fit(query)
+        if self.key.batch == 1 or is_full:
+            return slice(tokens)
+        return step.places(query)
 
-def _fill(buffer: Integers, values: Integers, padding: int) -> None:
-    buffer[: len(values)] = values
-    buffer[len(values) :] = padding
+
+Places: TypeAlias = slice | Integers
+
+
+def _fill(buffer: Integers, at: Places, values: Integers, padding: int) -> None:
+    if isinstance(at, slice):
+        buffer[at] = values
+        buffer[at.stop :] = padding
+    else:
+        buffer[:] = padding
+        buffer[at] = values

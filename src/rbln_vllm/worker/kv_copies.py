@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies between KV blocks that the scheduler orders with a step."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -10,13 +11,13 @@ from rbln_vllm.core.kv_cache.copies import KVCopy
 
 
 class CopiesKV(Protocol):
-    """An executable with its pool bound."""
+    """What keeps KV in the pool: an executable with its layers bound, a drafter."""
 
-    def copy_kv(self, copies: list[KVCopy]) -> None: ...
+    def copy_kv(self, copies: Sequence[KVCopy]) -> None: ...
 
 
-def carry_out_copies(executable: CopiesKV, output: SchedulerOutput) -> SchedulerOutput:
-    """Carry out the step's copies; returns the step without them, for upstream's runner.
+def carry_out_copies(pools: Sequence[CopiesKV], output: SchedulerOutput) -> SchedulerOutput:
+    """Carry out the step's copies in each pool; returns the step without them, for upstream.
 
     Upstream knows copies of whole blocks only. ``output`` itself stays: the scheduler, which may
     live in the same process, looks at it again when the step has ended.
@@ -24,5 +25,6 @@ def carry_out_copies(executable: CopiesKV, output: SchedulerOutput) -> Scheduler
     copies = cast(list[KVCopy] | None, output.kv_cache_block_copies)  # upstream's: whole blocks
     if not copies:
         return output
-    executable.copy_kv(copies)
+    for pool in pools:
+        pool.copy_kv(copies)
     return replace(output, kv_cache_block_copies=None)

@@ -2,6 +2,7 @@
 """What vLLM's runner takes for the model: its two calls run programs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,17 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.worker.inputs import StagedInputs, StepInputs
 from rbln_vllm.worker.program_store import ProgramStore
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """``[n, hidden]`` of a step's ``n`` tokens, and what else the program says of each of them.
+
+    ``aux_NH`` are auxiliary hidden states, concatenated, of a target that a drafter looks into.
+    """
+
+    hidden_NH: Tensor
+    aux_NH: Tensor | None = None
 
 
 class ProgramModel(torch.nn.Module):
@@ -28,18 +40,22 @@ class ProgramModel(torch.nn.Module):
         self.launched: Callable[[], None] = _nothing
         """Called when a step's program is about to start and the interpreter will be free."""
 
-    def run_step(self, key: ProgramKey, step: StepInputs) -> Tensor:
-        """Hidden states of the step's tokens, ``[n, hidden]`` without padding.
+    def run_step(self, key: ProgramKey, step: StepInputs) -> StepOutputs:
+        """What the forward program gives for the step's tokens, without padding.
 
-        They are the program's own buffer, valid until its next run.
+        It is the program's own buffer, valid until its next run, unless rows of unequal length
+        had to be taken out of it.
         """
         self._store.ensure(key)
         if key not in self._staged:
             self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
-        staged = self._staged[key].stage(step)
+        staged = self._staged[key]
+        inputs, places = staged.stage(step), staged.rows_of(step)
+        last = places.stop if isinstance(places, slice) else int(places[-1]) + 1
+        rows = places if isinstance(places, slice) else torch.from_numpy(places)
         self.launched()
-        (hidden_NH,) = self._store.executable.run(key.name, staged, step.num_tokens)
-        return hidden_NH[: step.num_tokens]
+        outputs = self._store.executable.run(key.name, inputs, last)
+        return StepOutputs(*(output[rows] for output in outputs))
 
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
         """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs.

@@ -24,17 +24,25 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.geometry import Geometry, options_of
-from rbln_vllm.models.kv_layers import kv_input_name
+from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.models.kv_stand_in import KVLayerStandIn
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import MissingProgramError
 from rbln_vllm.worker.inputs import StepInputs, step_inputs
-from rbln_vllm.worker.kv_copies import carry_out_copies
+from rbln_vllm.worker.kv_copies import CopiesKV, carry_out_copies
 from rbln_vllm.worker.kv_memory import LazyPool
-from rbln_vllm.worker.program_model import ProgramModel
+from rbln_vllm.worker.program_model import ProgramModel, StepOutputs
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
 from rbln_vllm.worker.sampling.bitmasks import batch_bitmask
+from rbln_vllm.worker.speculation.drafters import Drafter
+from rbln_vllm.worker.speculation.select import drafter_of
+from rbln_vllm.worker.speculation.speculation import (
+    count_thoughts_by_row,
+    drafter_of_our_own,
+    drafts_after,
+)
+from rbln_vllm.worker.speculation.verify import ScheduledDrafts, Verifier
 
 RunnerOutput: TypeAlias = ModelRunnerOutput | AsyncModelRunnerOutput | IntermediateTensors | None
 
@@ -51,7 +59,8 @@ class ProgramRunner(CPUModelRunner):
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, geometry: Geometry, store: ProgramStore
     ) -> None:
-        super().__init__(vllm_config, device)
+        with drafter_of_our_own(vllm_config):
+            super().__init__(vllm_config, device)
         # The engine may schedule a step ahead; steps run in order, so here every token is known
         # when the next step is prepared and nothing of upstream's way around that is needed.
         self.use_async_scheduling = self.use_async_spec_decode = False
@@ -60,8 +69,16 @@ class ProgramRunner(CPUModelRunner):
         self._plan: StepPlan | None = None
         self._refused: set[str] = set()  # and not yet finished
         self._step: StepInputs | None = None
+        self._outputs: StepOutputs | None = None
         self._kv_connector_output: KVConnectorOutput | None = None
+        self._keys = DrawKeys(self.requests, lambda: self.input_batch, self.model_config.seed)
         self.sampler = self._make_sampler()
+        self.speculation: Drafter | None = None
+        if vllm_config.speculative_config is not None:
+            self.speculation = drafter_of(vllm_config, geometry, store)
+            self.rejection_sampler = Verifier(
+                self.sampler, self._keys, lambda: self.input_batch.req_output_token_ids
+            )
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Prepare the programs; the model itself is built only when one must be compiled."""
@@ -75,7 +92,16 @@ class ProgramRunner(CPUModelRunner):
         self.model = ProgramModel(self._geometry, self._store)
         context = self.compilation_config.static_forward_context
         context.clear()
-        context.update({layer.name: KVLayerStandIn(layer) for layer in self._store.kv_layers})
+        if self.speculation is not None:
+            self.speculation.load()
+            context.clear()  # a drafter that was compiled has added its layers
+        context.update({layer.name: KVLayerStandIn(layer) for layer in self.kv_layers})
+
+    @property
+    def kv_layers(self) -> tuple[KVLayer, ...]:
+        """All that the KV pool holds: the target's layers, then the drafter's."""
+        drafter = self.speculation
+        return self._store.kv_layers + (() if drafter is None else drafter.kv_layers)
 
     def get_supported_generation_tasks(self) -> list[GenerationTask]:
         return ["generate"]
@@ -95,6 +121,10 @@ class ProgramRunner(CPUModelRunner):
                 for index, layer in enumerate(self._store.kv_layers)
             }
         )
+        if (drafter := self.speculation) is not None:
+            layers = {layer.name: context[layer.name].kv_cache for layer in drafter.kv_layers}
+            drafter.bind_kv(layers)
+            count_thoughts_by_row(self.input_batch)
 
     def execute_model(
         self,
@@ -104,7 +134,11 @@ class ProgramRunner(CPUModelRunner):
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
         self._refused -= scheduler_output.finished_req_ids
         self._plan = classify(scheduler_output, self._geometry.chunk)
-        scheduler_output = carry_out_copies(self._store.executable, scheduler_output)
+        pools: list[CopiesKV] = [self._store.executable]
+        if self.speculation is not None:
+            self.speculation.forget(scheduler_output.finished_req_ids)
+            pools.append(self.speculation)
+        scheduler_output = carry_out_copies(pools, scheduler_output)
         try:
             return cast(RunnerOutput, super().execute_model(scheduler_output, intermediate_tensors))
         except MissingProgramError as error:
@@ -119,8 +153,7 @@ class ProgramRunner(CPUModelRunner):
             return self._refuse(error)
 
     def _make_sampler(self) -> SeededSampler:
-        programs = SamplerPrograms(self._geometry.table, self._store)
-        keys = DrawKeys(self.requests, lambda: self.input_batch, self.model_config.seed)
+        programs, keys = SamplerPrograms(self._geometry.table, self._store), self._keys
         if options_of(self.vllm_config).use_custom_sampler:
             return ProgramSampler(
                 self.model_config, programs, keys, lambda: self.model.greedy_tokens
@@ -128,16 +161,19 @@ class ProgramRunner(CPUModelRunner):
         return SeededSampler(self.model_config, programs, keys)
 
     def _constrain(self, grammar: GrammarOutput | None) -> GrammarOutput | None:
-        """Give the sampler what grammars allow; returns what is left for upstream to apply.
-
-        Rows of drafts have no sampler program of their own.
-        """
-        if grammar is None or self.execute_model_state is None:
+        """Give the sampler what grammars allow; returns what is left for upstream to apply."""
+        state, batch = self.execute_model_state, self.input_batch
+        if grammar is None or state is None:
             return grammar
-        if self.execute_model_state.spec_decode_metadata is not None:
-            return grammar
-        batch = self.input_batch
-        self.sampler.constrain(batch_bitmask(grammar, batch.req_id_to_index, batch.num_reqs))
+        drafts: ScheduledDrafts | None = state.spec_decode_metadata
+        if drafts is None:
+            bitmask_RW = batch_bitmask(grammar, batch.req_id_to_index, batch.num_reqs)
+        else:
+            row_of = dict(zip(batch.req_ids, drafts.first_B.tolist(), strict=True))
+            scheduled = state.scheduler_output.scheduled_spec_decode_tokens
+            count_of = {name: len(ids) + 1 for name, ids in scheduled.items()}
+            bitmask_RW = batch_bitmask(grammar, row_of, int(drafts.counts_B.sum()), count_of)
+        self.sampler.constrain(bitmask_RW)
         return None
 
     @contextmanager
@@ -167,6 +203,7 @@ class ProgramRunner(CPUModelRunner):
         """End the step without tokens; the scheduler ends its requests with an error."""
         assert self._plan is not None
         self.execute_model_state = None
+        self._draft_token_ids = self._draft_token_req_ids = None
         if has_kv_transfer_group():
             # Connectors that keep a copy of blocks must not keep what was not computed.
             discard = getattr(get_kv_transfer_group(), "discard_stores", None)
@@ -192,27 +229,34 @@ class ProgramRunner(CPUModelRunner):
 
     def _prepare_inputs(
         self, scheduler_output: SchedulerOutput, num_scheduled_tokens: NDArray[np.int32]
-    ) -> tuple[slice, None, int]:
+    ) -> tuple[slice, ScheduledDrafts | None, int]:
         """Only what programs and sampling read: upstream's dozens of tensor operations take 1 ms.
 
-        Returns which rows of the hidden states are sampled, as upstream does.
+        Returns which rows of the hidden states are sampled and the drafts among them, as upstream
+        does.
         """
         counts_B, rows, batch = num_scheduled_tokens, len(num_scheduled_tokens), self.input_batch
         self._step = step_inputs(batch, counts_B)
         ends_B = batch.num_computed_tokens_cpu[:rows] + counts_B
         self.discard_request_mask.np[:rows] = ends_B < batch.num_tokens_no_spec[:rows]
         np.cumsum(counts_B, out=self.query_start_loc.np[1 : rows + 1])
-        # A decode step has one token for each row; a prefill step has one row.
+        # All tokens of a decode step are sampled; a prefill step has one row, and its last is.
         num_tokens = self._step.num_tokens
-        return slice(num_tokens - rows, num_tokens), None, 1
+        assert self._plan is not None
+        first = num_tokens - 1 if self._plan.kind is StepKind.PREFILL else 0
+        scheduled = scheduler_output.scheduled_spec_decode_tokens
+        return slice(first, num_tokens), ScheduledDrafts.of(batch.req_ids, scheduled), 1
 
     def _get_slot_mappings(self, *_args: Any, **_kwargs: Any) -> tuple[None, None]:
         """Slots are among the program's inputs."""
         return None, None
 
-    def _build_attention_metadata(self, *_args: Any, **_kwargs: Any) -> tuple[dict[str, Any], None]:
-        """No layer runs outside a program."""
-        return {}, None
+    def _build_attention_metadata(
+        self, *_args: Any, **_kwargs: Any
+    ) -> tuple[dict[str, Any], StepInputs | None]:
+        """No layer runs outside a program. Upstream asks a drafter only where this has a second
+        part."""
+        return {}, self._step
 
     def _model_forward(
         self,
@@ -224,7 +268,8 @@ class ProgramRunner(CPUModelRunner):
     ) -> Tensor:
         """Hidden states ``[n, hidden]`` of the step's ``n`` tokens."""
         assert self._step is not None
-        return self.model.run_step(self._program(), self._step)
+        self._outputs = self.model.run_step(self._program(), self._step)
+        return self._outputs.hidden_NH
 
     def _program(self) -> ProgramKey:
         """The program of the current step."""
@@ -233,8 +278,23 @@ class ProgramRunner(CPUModelRunner):
         assert plan.kind is not StepKind.EMPTY
         if plan.kind is StepKind.PREFILL:
             return table.prefill
-        return table.decode_for(len(plan.request_ids))
+        return table.decode_for(len(plan.request_ids), max(plan.tokens))
+
+    def _input_fits_in_drafter(self, _common_attn_metadata: object) -> bool:
+        """Drafters themselves end where the context does."""
+        return True
+
+    def propose_draft_token_ids(
+        self, _scheduler_output: object, sampled_token_ids: Any, *_args: Any, **_kwargs: Any
+    ) -> list[list[int]]:
+        """Drafts for the next step, row by row."""
+        assert self.speculation is not None
+        assert self._step is not None
+        assert self._outputs is not None
+        return drafts_after(
+            self.speculation, self.input_batch, self._step, sampled_token_ids, self._outputs
+        )
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         block_size = self.cache_config.block_size
-        return {layer.name: layer.spec(block_size) for layer in self._store.kv_layers}
+        return {layer.name: layer.spec(block_size) for layer in self.kv_layers}

@@ -28,5 +28,5 @@ def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -
 
 def _run_padding(key: ProgramKey, store: ProgramStore, num_blocks_per_seq: int) -> None:
     none, no_rows = np.empty(0, np.int64), np.empty((0, num_blocks_per_seq), np.int64)
-    nothing = StepInputs(none, none, none, no_rows)
+    nothing = StepInputs(none, none, none, none, no_rows)
     store.executable.run(key.name, StagedInputs(key, num_blocks_per_seq).stage(nothing))

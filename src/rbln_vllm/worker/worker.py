@@ -83,7 +83,7 @@ class RBLNWorker(CPUWorker):
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV pool; refuses one that cannot hold a sequence of the maximum length."""
-        layers = self._store.kv_layers
+        layers = self.model_runner.kv_layers
         budget = kv_budget(
             self.vllm_config, self._geometry, layers, self._store.executable.weight_bytes
         )
@@ -105,6 +105,8 @@ class RBLNWorker(CPUWorker):
             ", ".join(map(str, self._cpus)),
         )
         times = warm_up(self._geometry.table, self._store, self._geometry.num_blocks_per_seq)
+        if self.model_runner.speculation is not None:
+            self.model_runner.speculation.warm_up()
         self._store.mark_ready()
         self._heartbeat.start()
         set_random_seed(self.model_config.seed)

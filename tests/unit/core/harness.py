@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.config import CacheConfig, KVEventsConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVEventsConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -90,6 +96,7 @@ class SchedulerFactory:
         sub_block: int | None = None,
         events: bool = False,
         log_stats: bool = False,
+        drafts: int = 0,
         cls: type[RBLNScheduler] = RBLNScheduler,
         spec: AttentionSpec | None = None,
         **scheduler_options: Any,
@@ -111,10 +118,21 @@ class SchedulerFactory:
             async_scheduling=False,
             **scheduler_options,
         )
+        config.speculative_config = _speculation(config, drafts) if drafts else None
         config.cache_config = CacheConfig(block_size=block, enable_prefix_caching=prefix)
         config.cache_config.num_gpu_blocks = blocks
         kv_cache = _kv_cache(blocks, spec or _full_attention(block))
         return cls(config, kv_cache, self._grammars, block_size=block, log_stats=log_stats)
+
+
+def _speculation(config: VllmConfig, drafts: int) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=drafts,
+        prompt_lookup_max=2,
+        target_model_config=config.model_config,
+        target_parallel_config=config.parallel_config,
+    )
 
 
 def _full_attention(block: int) -> AttentionSpec:

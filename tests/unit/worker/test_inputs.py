@@ -19,7 +19,8 @@ POISON = 10**9
 def step(tokens: int, rows: int, width: int = WIDTH) -> StepInputs:
     blocks_BT = np.arange(1, 1 + rows * width, dtype=np.int32).reshape(rows, width)
     tokens_N = np.arange(tokens)
-    return StepInputs(7 + tokens_N, tokens_N, 100 + tokens_N, blocks_BT)
+    counts_B = np.diff(np.linspace(0, tokens, rows + 1).astype(int))
+    return StepInputs(7 + tokens_N, tokens_N, 100 + tokens_N, counts_B, blocks_BT)
 
 
 def poisoned(key: ProgramKey) -> StagedInputs:
@@ -58,6 +59,55 @@ def test_a_wider_block_table_is_cut_to_the_program() -> None:
     assert inputs["block_table"].tolist() == [[1, 2, 3, 4]]
 
 
+def rows_of(*counts: int) -> StepInputs:
+    """Tokens 10, 11, ... at positions 20, ... in slots 100, ..., of rows of these lengths."""
+    tokens_N = np.arange(sum(counts))
+    blocks_BT = np.ones((len(counts), WIDTH), dtype=np.int32)
+    return StepInputs(10 + tokens_N, 20 + tokens_N, 100 + tokens_N, np.array(counts), blocks_BT)
+
+
+DRAFTED = ProgramKey(Role.DECODE, 4, 3)
+"""Rows of up to two drafts."""
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [(1,), (2,), (3,), (1, 1, 1, 1), (3, 3), (3, 3, 3, 3), (2, 3, 1), (1, 3), (3, 1, 2, 3), ()],
+)
+def test_rows_of_unequal_length_are_each_padded_after_poison(counts: tuple[int, ...]) -> None:
+    staged = poisoned(DRAFTED)
+    inputs = staged.stage(rows_of(*counts))
+    token = 0
+    for row in range(4):
+        length = counts[row] if row < len(counts) else 0
+        at = slice(3 * row, 3 * row + 3)
+        new, pad = list(range(token, token + length)), 3 - length
+        assert inputs["input_ids"][at].tolist() == [10 + n for n in new] + [0] * pad
+        assert inputs["positions"][at].tolist() == [20 + n for n in new] + [0] * pad
+        assert inputs["slots"][at].tolist() == [100 + n for n in new] + [PADDING_SLOT] * pad
+        query_pos = inputs["query_pos"][at].tolist()
+        assert query_pos == [20 + n for n in new] + [PADDING_POSITION] * pad
+        token += length
+    assert inputs["block_table"].tolist() == [[1] * WIDTH] * len(counts) + [
+        [PADDING_BLOCK] * WIDTH
+    ] * (4 - len(counts))
+
+
+@pytest.mark.parametrize("counts", [(1,), (3, 3), (2, 3, 1), (1, 3), ()])
+def test_rows_of_the_output_are_found_again(counts: tuple[int, ...]) -> None:
+    step = rows_of(*counts)
+    staged = StagedInputs(DRAFTED, WIDTH)
+    ids = staged.stage(step)["input_ids"].numpy()
+    assert ids[staged.rows_of(step)].tolist() == step.input_ids_N.tolist()
+
+
+@pytest.mark.parametrize("counts", [(4,), (1, 4), (4, 2), (2, 4, 3, 3)])
+def test_a_row_with_too_many_drafts_is_refused(counts: tuple[int, ...]) -> None:
+    """Also where all tokens together would fill the program exactly."""
+    with pytest.raises(ValueError, match="a row of 3 tokens cannot hold 4"):
+        StagedInputs(DRAFTED, WIDTH).stage(rows_of(*counts))
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(CHUNK + 1, 1), (2, 2)])
 def test_a_step_that_does_not_fit_is_refused(tokens: int, rows: int) -> None:
     with pytest.raises(ValueError, match="do not fit program prefill_b1_q8"):
@@ -66,7 +116,14 @@ def test_a_step_that_does_not_fit_is_refused(tokens: int, rows: int) -> None:
 
 def test_a_token_needs_a_position_and_a_slot() -> None:
     with pytest.raises(ValueError, match="a position and a slot for every token"):
-        StepInputs(np.arange(2), np.arange(2), np.arange(1), np.ones((1, 1), int))
+        StepInputs(np.arange(2), np.arange(2), np.arange(1), np.array([2]), np.ones((1, 1), int))
+
+
+@pytest.mark.parametrize("counts", [[1], [3], [1, 1]])
+def test_tokens_are_those_of_the_sequences(counts: list[int]) -> None:
+    two = np.arange(2)
+    with pytest.raises(ValueError, match=r"for every sequence|do not sum"):
+        StepInputs(two, two, two, np.array(counts), np.ones((1, 1), int))
 
 
 BLOCK = 4
@@ -114,6 +171,7 @@ def test_a_step_is_read_from_the_batch(computed: list[int], counts: list[int]) -
     step = step_inputs(cast(Any, batch), np.array(counts, dtype=np.int32))
     got = (step.input_ids_N.tolist(), step.positions_N.tolist(), step.slots_N.tolist())
     assert got == expected_inputs(batch, counts)
+    assert step.counts_B.tolist() == counts
     assert step.num_sequences == len(counts)
 
 

@@ -32,7 +32,7 @@ def step(copies: Any, tokens: dict[str, int]) -> SchedulerOutput:
 @pytest.mark.parametrize("tokens", [{}, {"a": 3}], ids=["no tokens", "tokens"])
 def test_all_in_one_call_and_not_upstream_again(tokens: dict[str, int]) -> None:
     executable, output = Executable(), step(COPIES, tokens)
-    rest = carry_out_copies(executable, output)
+    rest = carry_out_copies([executable], output)
     assert executable.calls == [COPIES]
     assert rest.kv_cache_block_copies is None
     kept = [field.name for field in fields(output) if field.name != "kv_cache_block_copies"]
@@ -43,5 +43,5 @@ def test_all_in_one_call_and_not_upstream_again(tokens: dict[str, int]) -> None:
 @pytest.mark.parametrize("copies", [None, []])
 def test_most_steps_have_none(copies: Any) -> None:
     executable, output = Executable(), step(copies, {"a": 1})
-    assert carry_out_copies(executable, output) is output
+    assert carry_out_copies([executable], output) is output
     assert not executable.calls

@@ -340,6 +340,18 @@ class TestKeys:
         assert position_R.tolist() == [0, 4, 7]
         assert seed_R.dtype == position_R.dtype == torch.int64
 
+    def test_tokens_after_one_another(self) -> None:
+        seed_R, position_R = Fixture().keys.of_step(np.array([2, 1, 3]))
+        assert seed_R[:3].tolist() == [11, 11, 12]
+        assert position_R.tolist() == [0, 1, 4, 7, 8, 9]
+        assert seed_R.dtype == position_R.dtype == torch.int64
+
+    def test_positions_ahead_are_those_to_come(self) -> None:
+        keys = Fixture().keys
+        with keys.looking_ahead(2):
+            assert keys.of_step()[1].tolist() == [2, 6, 9]
+        assert keys.of_step()[1].tolist() == [0, 4, 7]
+
     def test_others_get_one_that_stays_in_any_row(self) -> None:
         fixture = Fixture()
         first = fixture.keys.of_step()[0][2].item()
@@ -378,6 +390,15 @@ class TestBitmasks:
         grammar = GrammarOutput(["b", "gone", "a"], masks)
         bitmask = batch_bitmask(grammar, {"a": 0, "free": 1, "b": 2}, 3)
         assert bitmask.tolist() == [[5, 6], [-1, -1], [1, 2]]
+
+    def test_rows_of_drafts(self) -> None:
+        """A mask for the next token and one after each draft, also of a request that has left."""
+        masks = np.array([[row, -row] for row in range(1, 8)], dtype=np.int32)
+        grammar = GrammarOutput(["b", "gone", "a"], masks)
+        count_of = {"a": 2, "gone": 2, "b": 3, "free": 2}
+        bitmask = batch_bitmask(grammar, {"a": 0, "free": 2, "b": 4}, 7, count_of)
+        rows = [6, 7, None, None, 1, 2, 3]
+        assert bitmask.tolist() == [[-1, -1] if row is None else [row, -row] for row in rows]
 
     def test_none_left(self) -> None:
         grammar = GrammarOutput(["gone"], np.zeros((1, 2), dtype=np.int32))

@@ -213,7 +213,10 @@ class SubBlockKVCacheManager(KVCacheManager):
 
         Called for every row of every step: it costs a comparison unless a sub-block is full.
         """
-        written = request.num_computed_tokens - request.num_in_flight_tokens
+        # Accepted drafts behind the token that a request stops at are computed, but not its own.
+        written = min(
+            request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens
+        )
         count = written // self.sub_block_size
         done = self._committed.get(request.request_id, 0)
         if count > done:

@@ -51,8 +51,7 @@ def make_manager(scheduler: Scheduler) -> SubBlockKVCacheManager | None:
     function = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
     settings = SubBlockSettings(
         hasher=SubBlockHasher(size, function),
-        # A new request may be padded with drafts to the length of a decode row.
-        lookahead=scheduler.num_lookahead_tokens + scheduler.num_spec_tokens,
+        lookahead=scheduler.num_lookahead_tokens,
         has_connector=scheduler.connector is not None,
     )
     return SubBlockKVCacheManager(kv_cache_config, settings, **_upstream_options(scheduler, config))

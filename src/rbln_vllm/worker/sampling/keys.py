@@ -5,7 +5,8 @@ The number of a draw is a function of both alone, so a seed gives the same token
 bucket and row, and again after a preemption.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Integers = npt.NDArray[np.integer]
 _WORD = (1 << 64) - 1
 
 
@@ -39,18 +41,40 @@ class DrawKeys:
     ) -> None:
         self._requests, self._rows = requests, rows
         self._seeds: dict[str, int] = {}
+        self._ahead = 0
         self._generator = torch.Generator().manual_seed(engine_seed)
 
-    def of_step(self) -> tuple[Tensor, Tensor]:
-        """Seed and position in the output of each row's next token, int64 ``[R]`` each."""
+    def of_step(self, counts_B: Integers | None = None) -> tuple[Tensor, Tensor]:
+        """Seed and position in the output of each row's next token, int64 ``[R]`` each.
+
+        With ``counts_B``, of that many tokens after one another of each request. Inside of
+        :meth:`looking_ahead` all positions are later by so much.
+        """
+        seed_B, position_B = self._of_requests()
+        if counts_B is None:
+            return torch.from_numpy(seed_B), torch.from_numpy(position_B)
+        first_B = np.cumsum(counts_B) - counts_B
+        position_R = np.repeat(position_B - first_B, counts_B) + np.arange(counts_B.sum())
+        return torch.from_numpy(np.repeat(seed_B, counts_B)), torch.from_numpy(position_R)
+
+    @contextmanager
+    def looking_ahead(self, tokens: int) -> Iterator[None]:
+        """Draw for the positions that come ``tokens`` after the next."""
+        self._ahead = tokens
+        try:
+            yield
+        finally:
+            self._ahead = 0
+
+    def _of_requests(self) -> tuple[Integers, Integers]:
         rows = self._rows()
         ids = rows.req_ids
         count = len(ids)
         if not self._seeds.keys() >= set(ids):
             self._meet()
-        seed_R = np.array([self._seeds[request] for request in ids], dtype=np.int64)
-        position_R = rows.num_tokens_no_spec[:count] - rows.num_prompt_tokens[:count]
-        return torch.from_numpy(seed_R), torch.from_numpy(position_R.astype(np.int64))
+        seed_B = np.array([self._seeds[request] for request in ids], dtype=np.int64)
+        position_B = rows.num_tokens_no_spec[:count] - rows.num_prompt_tokens[:count]
+        return seed_B, position_B.astype(np.int64) + self._ahead
 
     def _meet(self) -> None:
         """Give new requests a seed and forget those that are gone."""

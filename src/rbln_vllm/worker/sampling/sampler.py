@@ -11,7 +11,7 @@ from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from rbln_vllm.worker.sampling.keys import DrawKeys, mixed
+from rbln_vllm.worker.sampling.keys import DrawKeys, Integers, mixed
 from rbln_vllm.worker.sampling.paths import needs_vllm
 from rbln_vllm.worker.sampling.programs import OFF, Draws, SamplerPrograms
 
@@ -40,6 +40,18 @@ class SeededSampler(Sampler):
         """
         self._bitmask_RW = bitmask_RW
 
+    def mask(self, logits_RV: Tensor) -> None:
+        """Apply what was given to :meth:`constrain`, once."""
+        bitmask_RW, self._bitmask_RW = self._bitmask_RW, None
+        if bitmask_RW is not None:
+            self._programs.mask(logits_RV, bitmask_RW)
+
+    def tokens_after_drafts(
+        self, _logits_RV: Tensor, _metadata: SamplingMetadata, _counts_B: Integers
+    ) -> Tensor | None:
+        """Tokens of rows with drafts at once; None where they must be taken one after another."""
+        return None
+
     def forward(
         self,
         logits: Tensor,
@@ -47,9 +59,7 @@ class SeededSampler(Sampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        bitmask_RW, self._bitmask_RW = self._bitmask_RW, None
-        if bitmask_RW is not None:
-            self._programs.mask(logits, bitmask_RW)
+        self.mask(logits)
         self._renew(sampling_metadata.generators)
         return self._vllm(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
 
@@ -90,16 +100,25 @@ class ProgramSampler(SeededSampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        bitmask_RW, self._bitmask_RW = self._bitmask_RW, None
         if not needs_vllm(sampling_metadata):
-            return _output(self._tokens(logits, sampling_metadata, bitmask_RW))
-        if bitmask_RW is not None:
-            self._programs.mask(logits, bitmask_RW)
+            return _output(self._tokens(logits, sampling_metadata))
+        self.mask(logits)
         return self._vllm(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
 
+    def tokens_after_drafts(
+        self, logits_RV: Tensor, metadata: SamplingMetadata, counts_B: Integers
+    ) -> Tensor | None:
+        """Tokens int64 ``[R]`` of ``counts_B`` rows of logits of each request, one after another;
+        None where vLLM must process the logits.
+
+        They are the program's own buffer, valid until its next run.
+        """
+        return None if needs_vllm(metadata) else self._tokens(logits_RV, metadata, counts_B)
+
     def _tokens(
-        self, logits_RV: Tensor, metadata: SamplingMetadata, bitmask_RW: Tensor | None
+        self, logits_RV: Tensor, metadata: SamplingMetadata, counts_B: Integers | None = None
     ) -> Tensor:
+        bitmask_RW, self._bitmask_RW = self._bitmask_RW, None
         if metadata.all_greedy and bitmask_RW is None:
             token_R = self._greedy_tokens()
             if token_R.shape[0] == logits_RV.shape[0]:
@@ -108,7 +127,9 @@ class ProgramSampler(SeededSampler):
             draws = Draws.greedy(logits_RV.shape[0])
         else:
             assert metadata.temperature is not None
-            draws = draws_of(metadata.temperature, metadata.top_k, metadata.top_p, self._keys)
+            draws = draws_of(
+                metadata.temperature, metadata.top_k, metadata.top_p, self._keys, counts_B
+            )
         return self._programs.sample(logits_RV, draws, bitmask_RW)[0]
 
     def greedy_sample(self, logits: Tensor) -> Tensor:
@@ -147,15 +168,26 @@ class _ProgramDraw(torch.nn.Module):
 
 
 def draws_of(
-    temperature_R: Tensor, top_k_R: Tensor | None, top_p_R: Tensor | None, keys: DrawKeys
+    temperature_B: Tensor,
+    top_k_B: Tensor | None,
+    top_p_B: Tensor | None,
+    keys: DrawKeys,
+    counts_B: Integers | None = None,
 ) -> Draws:
-    """A step's draws; None for a parameter that no row asks for."""
-    seed_R, position_R = keys.of_step()
+    """A step's draws, one for each request or ``counts_B``; None for a parameter that no row asks
+    for."""
+    seed_R, position_R = keys.of_step(counts_B)
     rows = seed_R.shape[0]
+
+    def of_rows(parameter_B: Tensor) -> Tensor:
+        if counts_B is None:
+            return parameter_B[:rows]
+        return parameter_B[: len(counts_B)].repeat_interleave(torch.from_numpy(counts_B))
+
     return Draws(
-        temperature_R[:rows],
-        torch.full((rows,), OFF, dtype=torch.int32) if top_k_R is None else top_k_R[:rows],
-        torch.ones(rows) if top_p_R is None else top_p_R[:rows],
+        of_rows(temperature_B),
+        torch.full((rows,), OFF, dtype=torch.int32) if top_k_B is None else of_rows(top_k_B),
+        torch.ones(rows) if top_p_B is None else of_rows(top_p_B),
         seed_R,
         position_R,
     )

@@ -31,10 +31,8 @@ class DraftStep:
 
     request_ids: tuple[str, ...]
     inputs: StepInputs
-    """What the step computed: ids, positions and slots ``[N]``, without padding; block table
-    ``[B, T]``. Drafts that were rejected are among them."""
-    counts_B: Integers
-    """The tokens of each row in ``inputs``; they sum to N."""
+    """What the step computed, without padding: ids, positions and slots ``[N]``, ``counts_B``
+    tokens of each row, block table ``[B, T]``. Drafts that were rejected are among them."""
     sampled_B: Sequence[Sequence[int]]
     """The new tokens of each row: accepted drafts, then the one the target chose. Empty where the
     prompt goes on; such a row gets no drafts, but its tokens may fill the drafter's own KV."""
@@ -49,15 +47,18 @@ class DraftStep:
 
     def __post_init__(self) -> None:
         rows = len(self.request_ids)
-        sizes = {len(self.counts_B), len(self.sampled_B), len(self.tokens_BL), len(self.lengths_B)}
+        sizes = {len(self.sampled_B), len(self.tokens_BL), len(self.lengths_B)}
         if sizes != {rows} or self.inputs.num_sequences != rows:
             raise ValueError(f"a step of {rows} rows needs as many of everything")
-        if int(np.sum(self.counts_B)) != self.inputs.num_tokens:
-            raise ValueError("the rows' tokens do not sum to the step's")
 
     @property
     def num_rows(self) -> int:
         return len(self.request_ids)
+
+    @property
+    def counts_B(self) -> Integers:  # noqa: N802 (a tensor's name ends in its axes)
+        """The tokens of each row in ``inputs``; they sum to N."""
+        return self.inputs.counts_B
 
     @property
     def row_offsets(self) -> Integers:

@@ -4,6 +4,8 @@
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rbln_vllm.worker.speculation.drafters import DraftStep, HostDrafter
 
 if TYPE_CHECKING:
@@ -18,6 +20,13 @@ class NgramDrafter(HostDrafter):
 
         self._proposer = NgramProposer(vllm_config)
         self.num_speculative_tokens = int(self._proposer.k)
+        self._max_model_len = vllm_config.model_config.max_model_len
+
+    def warm_up(self) -> None:
+        """Have Numba compile the search, which takes seconds; vLLM leaves that to the first use."""
+        lengths_B = np.ones(1, dtype=np.int32)
+        tokens_BL = np.zeros((1, self._max_model_len), dtype=np.int32)
+        self._proposer.propose(self.num_speculative_tokens, [[0]], lengths_B, tokens_BL)
 
     def propose(self, step: DraftStep) -> list[list[int]]:
         drafts_B: list[list[int]] = self._proposer.propose(

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verification is exact: tokens come as they would without drafts, however many stand."""
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.rejection_sampler import RejectionSampler
+
+from rbln_vllm.programs import ProgramTable
+from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
+from rbln_vllm.worker.speculation.verify import REJECTED, ScheduledDrafts, Verifier
+from tests.unit.worker.test_sampler import FakeStore, metadata, min_tokens
+
+MOST = 3
+BOTH = pytest.mark.parametrize("kind", [ProgramSampler, SeededSampler])
+
+
+class Fixture:
+    """A verifier over requests ``r0``, ... with the seeds given and these outputs so far."""
+
+    def __init__(
+        self,
+        seeds: list[int | None],
+        outputs: list[list[int]] | None = None,
+        kind: type[SeededSampler] = ProgramSampler,
+    ) -> None:
+        rows = len(seeds)
+        self.outputs = outputs or [[] for _ in seeds]
+        requests = {
+            f"r{row}": SimpleNamespace(sampling_params=SamplingParams(seed=seed))
+            for row, seed in enumerate(seeds)
+        }
+        lengths = [len(output) for output in self.outputs]
+        batch = SimpleNamespace(
+            req_ids=list(requests),
+            num_prompt_tokens=np.full(rows, 5, dtype=np.int32),
+            num_tokens_no_spec=np.array([5 + length for length in lengths], dtype=np.int32),
+        )
+        table = ProgramTable(4, (rows,), 4, 2, decode_queries=(1, MOST + 1))
+        self.store = FakeStore()
+        self.batch = batch
+        self.keys = DrawKeys(requests, lambda: batch, 0)
+        programs: Any = SamplerPrograms(table, self.store)  # type: ignore[arg-type]
+        config: Any = SimpleNamespace(logprobs_mode="raw_logprobs", use_fp64_gumbel=False)
+        more = (lambda: torch.empty(0),) if kind is ProgramSampler else ()
+        self.sampler = kind(config, programs, self.keys, *more)
+        self.verifier = Verifier(self.sampler, self.keys, lambda: self.outputs)
+
+    def __call__(
+        self, drafts: list[tuple[int, ...]], logits_RV: Tensor, step: SamplingMetadata
+    ) -> SamplerOutput:
+        return self.verifier(ScheduledDrafts(tuple(drafts)), None, logits_RV, step)
+
+    def tokens(
+        self, drafts: list[tuple[int, ...]], logits_RV: Tensor, step: SamplingMetadata
+    ) -> list[list[int]]:
+        """As vLLM's runner takes them."""
+        output = self(drafts, logits_RV, step)
+        tokens, _ = RejectionSampler.parse_output(
+            output.sampled_token_ids, logits_RV.shape[1], (), output.logprobs_tensors
+        )
+        return list(tokens)
+
+
+def step_of(rows: int, temperature: float = 0.0, **changes: Any) -> SamplingMetadata:
+    zeros = torch.zeros(rows)
+    sizes = {
+        "frequency_penalties": zeros,
+        "presence_penalties": zeros,
+        "repetition_penalties": zeros + 1,
+        "output_token_ids": [],
+        "logitsprocs": LogitsProcessors([min_tokens()]),
+    }
+    if temperature:
+        drawn = {"temperature": zeros + temperature, "all_greedy": False, "all_random": True}
+        sizes.update(drawn)
+    return metadata(**{**sizes, **changes})
+
+
+def logits_of(rows: int, vocabulary: int = 8, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 1.5 * torch.randn(rows, vocabulary, generator=generator)
+
+
+def chi_square(counts: Counter[int], probability_V: Tensor) -> tuple[float, int]:
+    """The statistic, and the number of tokens that can occur."""
+    total = sum(counts.values())
+    support = (probability_V > 0).nonzero()[:, 0].tolist()
+    assert set(counts) <= set(support)
+    expected = {token: float(probability_V[token]) * total for token in support}
+    return sum((counts[t] - expected[t]) ** 2 / expected[t] for t in support), len(support)
+
+
+def check_fit(counts: Counter[int], probability_V: Tensor) -> None:
+    """Fails once in about 10^5 cases of a right distribution (Wilson and Hilferty)."""
+    statistic, support = chi_square(counts, probability_V)
+    degrees = support - 1
+    spread = 2 / (9 * degrees)
+    assert statistic < degrees * (1 - spread + 4.3 * spread**0.5) ** 3, (statistic, counts)
+
+
+class TestScheduledDrafts:
+    def test_rows_of_logits(self) -> None:
+        drafts = ScheduledDrafts(((7, 8), (), (9,)))
+        assert drafts.counts_B.tolist() == [3, 1, 2]
+        assert drafts.first_B.tolist() == [0, 3, 4]
+        assert drafts.most == 2
+        assert [drafts.at(position).tolist() for position in range(3)] == [
+            [0, 3, 4],
+            [1, 3, 5],
+            [2, 3, 5],
+        ]
+
+    def test_those_the_scheduler_names(self) -> None:
+        drafts = ScheduledDrafts.of(["b", "a", "c"], {"a": [1, 2], "c": [3]})
+        assert drafts is not None
+        assert drafts.ids_B == ((), (1, 2), (3,))
+        assert ScheduledDrafts.of(["a"], {}) is None
+        assert ScheduledDrafts.of(["a"], {"a": []}) is None
+
+    @pytest.mark.parametrize(
+        ("tokens", "accepted"),
+        [
+            ([[1, 2, 3], [4, 0, 0], [5, 6, 0]], [2, 0, 1]),
+            ([[1, 9, 3], [4, 0, 0], [9, 5, 0]], [1, 0, 0]),
+            ([[9, 2, 3], [4, 0, 0], [5, 6, 0]], [0, 0, 1]),
+            ([[1], [4], [9]], [1, 0, 0]),
+        ],
+    )
+    def test_the_first_that_differs_ends_them(
+        self, tokens: list[list[int]], accepted: list[int]
+    ) -> None:
+        drafts = ScheduledDrafts(((1, 2), (), (5,)))
+        assert drafts.accepted(np.array(tokens)).tolist() == accepted
+
+    def test_a_draft_that_is_none_never_stands(self) -> None:
+        assert ScheduledDrafts(((-1, -1),)).accepted(np.array([[0, 0, 0]])).tolist() == [0]
+
+    def test_none_at_all(self) -> None:
+        with pytest.raises(ValueError, match="no verification"):
+            ScheduledDrafts(((), ()))
+
+
+class TestGreedy:
+    @BOTH
+    def test_tokens_until_the_first_that_differs(self, kind: type[SeededSampler]) -> None:
+        logits = logits_of(6)
+        best = logits.argmax(-1).tolist()
+        wrong = (best[4] + 1) % 8
+        drafts = [(best[0], best[1]), (), (wrong,)]
+        tokens = Fixture([1, 2, 3], kind=kind).tokens(drafts, logits, step_of(3))
+        assert tokens == [best[0:3], best[3:4], best[4:5]]
+
+    def test_the_logits_programs_own_choice_is_taken(self) -> None:
+        fixture = Fixture([1])
+        fixture.sampler._greedy_tokens = lambda: torch.tensor([5, 6])  # type: ignore[attr-defined]
+        assert fixture.tokens([(5,)], logits_of(2), step_of(1)) == [[5, 6]]
+        assert fixture.store.names == []
+
+
+class TestDraws:
+    @BOTH
+    @pytest.mark.parametrize("limits", [{}, {"top_k": 5, "top_p": 0.9}])
+    def test_the_same_tokens_as_without_drafts(
+        self, kind: type[SeededSampler], limits: dict[str, float]
+    ) -> None:
+        """Whatever is drafted, the seed's tokens come: right, wrong and missing drafts."""
+        rng = random.Random(3)
+        logits_P = logits_of(MOST + 1)
+        seeds: list[int | None] = [11, 12, 13]
+        changes: dict[str, Any] = {}
+        if limits:
+            changes["top_k"] = torch.full((3,), limits["top_k"], dtype=torch.int32)
+            changes["top_p"] = torch.full((3,), limits["top_p"])
+        for trial in range(20):
+            outputs = [[0] * trial, [0] * (2 * trial), []]
+            plain = [
+                one_by_one(kind, seeds, [o + [0] * p for o in outputs], logits_P[p], changes)
+                for p in range(MOST + 1)
+            ]
+            right = [[column[row] for column in plain] for row in range(3)]
+            drafts = [damaged(right[row][:MOST], rng) for row in range(3)]
+            if not any(drafts):
+                continue
+            logits = torch.cat([logits_P[: len(ids) + 1] for ids in drafts])
+            fixture = Fixture(seeds, outputs, kind)
+            step = step_of(3, 0.9, generators=generators_of(kind, seeds), **changes)
+            tokens = fixture.tokens(drafts, logits, step)
+            for row, ids in enumerate(drafts):
+                stands = 0
+                while stands < len(ids) and ids[stands] == right[row][stands]:
+                    stands += 1
+                assert tokens[row] == right[row][: stands + 1]
+
+    @pytest.mark.parametrize("top_k", [None, 3])
+    def test_the_distribution_is_the_targets(self, top_k: int | None) -> None:
+        """Of the first token, of the second where the first draft stands, and of both together."""
+        rows, vocabulary = 200, 6
+        logits_P = logits_of(3, vocabulary, seed=5)
+        draft = (int(logits_P[0].argmax()), int(logits_P[1].argmax()))
+        changes: dict[str, Any] = {}
+        if top_k:
+            changes["top_k"] = torch.full((rows,), top_k, dtype=torch.int32)
+        probability_PV = probabilities(logits_P, 0.8, top_k)
+        at_P = [Counter[int]() for _ in range(3)]
+        for block in range(10):
+            seeds: list[int | None] = list(range(block * rows, (block + 1) * rows))
+            step = step_of(rows, 0.8, **changes)
+            for row in Fixture(seeds).tokens([draft] * rows, logits_P.repeat(rows, 1), step):
+                for position, token in enumerate(row):
+                    at_P[position][token] += 1
+        for position in range(3):
+            check_fit(at_P[position], probability_PV[position])
+        stood = at_P[0][draft[0]]
+        assert sum(at_P[1].values()) == stood, "a second token comes where the first draft stands"
+        assert sum(at_P[2].values()) == at_P[1][draft[1]]
+        assert min(sum(counts.values()) for counts in at_P) > 100
+
+    def test_the_check_sees_a_wrong_distribution(self) -> None:
+        """Upstream's fault: another temperature than the one asked for."""
+        probability_V = probabilities(logits_of(1, 6, seed=5), 0.8, None)[0]
+        other_V = probabilities(logits_of(1, 6, seed=5), 1.0, None)[0]
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.multinomial(other_V, 4000, replacement=True, generator=generator)
+        with pytest.raises(AssertionError):
+            check_fit(Counter(drawn.tolist()), probability_V)
+
+
+def probabilities(logits_PV: Tensor, temperature: float, top_k: int | None) -> Tensor:
+    scaled_PV = logits_PV.double() / temperature
+    if top_k:
+        least_P1 = scaled_PV.topk(top_k).values[:, -1:]
+        scaled_PV = scaled_PV.masked_fill(scaled_PV < least_P1, -torch.inf)
+    return scaled_PV.softmax(-1)
+
+
+def generators_of(kind: type[SeededSampler], seeds: list[int | None]) -> dict[int, torch.Generator]:
+    if kind is ProgramSampler:
+        return {}
+    return {row: torch.Generator() for row, seed in enumerate(seeds) if seed is not None}
+
+
+def one_by_one(
+    kind: type[SeededSampler],
+    seeds: list[int | None],
+    outputs: list[list[int]],
+    logits_V: Tensor,
+    changes: dict[str, Any],
+) -> list[int]:
+    """The tokens that a step without drafts would give."""
+    fixture = Fixture(seeds, outputs, kind)
+    step = step_of(len(seeds), 0.9, generators=generators_of(kind, seeds), **changes)
+    logits = logits_V.repeat(len(seeds), 1)
+    tokens: list[int] = fixture.sampler(logits, step).sampled_token_ids[:, 0].tolist()
+    return tokens
+
+
+def damaged(tokens: list[int], rng: random.Random) -> tuple[int, ...]:
+    """The first few, perhaps with one that is wrong."""
+    ids = tokens[: rng.randrange(len(tokens) + 1)]
+    if ids and rng.random() < 0.5:
+        at = rng.randrange(len(ids))
+        ids[at] = (ids[at] + 1) % 8
+    return tuple(ids)
+
+
+class TestProcessors:
+    """What vLLM processes sees each position as if the drafts before it had been output."""
+
+    @BOTH
+    def test_repetition_is_penalised_within_the_drafts(self, kind: type[SeededSampler]) -> None:
+        """Token 4 is best everywhere, until it has been output: then it is 3."""
+        logits = torch.zeros(4, 8)
+        logits[:, 4], logits[:, 3] = 2.0, 1.5
+        outputs: list[list[int]] = [[], [4]]
+        step = step_of(
+            2,
+            no_penalties=False,
+            prompt_token_ids=torch.full((2, 1), 8),
+            presence_penalties=torch.tensor([1.0, 1.0]),
+            output_token_ids=outputs,
+        )
+        fixture = Fixture([1, 2], outputs, kind)
+        assert fixture.tokens([(4,), (4,)], logits, step) == [[4, 3], [3]]
+        assert fixture.outputs == [[], [4]], "drafts were left in the output"
+
+    @BOTH
+    def test_a_bad_word_may_end_after_a_draft(self, kind: type[SeededSampler]) -> None:
+        logits = logits_of(3)
+        best = logits.argmax(-1).tolist()
+        outputs: list[list[int]] = [[]]
+        step = step_of(1, bad_words_token_ids={0: [[best[0], best[1]]]}, output_token_ids=outputs)
+        second = logits[1].argsort()[-2].item()
+        tokens = Fixture([1], outputs, kind).tokens([(best[0], best[1])], logits, step)
+        assert tokens == [[best[0], second]]
+
+    @BOTH
+    def test_the_least_length_is_reached_within_the_drafts(self, kind: type[SeededSampler]) -> None:
+        """The end, token 0, is best everywhere and allowed as the third token of two at least."""
+        logits = torch.zeros(4, 8)
+        logits[:, 0], logits[:, 5] = 2.0, 1.0
+        outputs: list[list[int]] = [[]]
+        processor = min_tokens({0: (2, outputs[0], {0}, False)})
+        step = step_of(1, logitsprocs=LogitsProcessors([processor]))
+        tokens = Fixture([1], outputs, kind).tokens([(5, 5, 5)], logits, step)
+        assert tokens == [[5, 5, 0]]
+
+    @BOTH
+    def test_allowed_tokens_at_each_position(self, kind: type[SeededSampler]) -> None:
+        forbidden = torch.ones(1, 8, dtype=torch.bool)
+        forbidden[0, [2, 6]] = False
+        logits = logits_of(3)
+        best = [2 if row[2] > row[6] else 6 for row in logits]
+        step = step_of(1, allowed_token_ids_mask=forbidden)
+        tokens = Fixture([1], kind=kind).tokens([(best[0], best[1])], logits, step)
+        assert tokens == [best]
+
+    @BOTH
+    def test_logprobs_are_of_the_tokens_that_stand(self, kind: type[SeededSampler]) -> None:
+        """D35: rows of unequal length, the last of which ends early."""
+        logits = logits_of(6)
+        best = logits.argmax(-1).tolist()
+        drafts = [(best[0], best[1]), (), ((best[4] + 1) % 8,)]
+        output = Fixture([1, 2, 3], kind=kind)(drafts, logits, step_of(3, max_num_logprobs=2))
+        tokens, lists = RejectionSampler.parse_output(
+            output.sampled_token_ids, 8, (), output.logprobs_tensors
+        )
+        assert [list(row) for row in tokens] == [best[0:3], best[3:4], best[4:5]]
+        assert lists is not None
+        assert lists.logprob_token_ids[:, 0].tolist() == best[:5]
+        expected = logits.log_softmax(-1)[torch.arange(5), torch.tensor(best[:5])]
+        assert np.allclose(lists.logprobs[:, 0], expected)
+        assert lists.cu_num_generated_tokens == [0, 3, 4, 5]
+
+    @BOTH
+    def test_grammars_mask_each_position(self, kind: type[SeededSampler]) -> None:
+        logits = logits_of(3)
+        masks = torch.tensor([[1 << 2], [1 << 6], [1 << 1]], dtype=torch.int32)
+        for changes in ({}, {"max_num_logprobs": 0}):
+            fixture = Fixture([1], kind=kind)
+            fixture.sampler.constrain(masks)
+            tokens = fixture.tokens([(2, 6)], logits.clone(), step_of(1, **changes))
+            assert tokens == [[2, 6, 1]]
+
+    def test_positions_that_nobody_reaches_are_not_sampled(self) -> None:
+        fixture = Fixture([1])
+        output = fixture([(7, 7, 7)], torch.eye(4, 8), step_of(1, max_num_logprobs=0))
+        assert output.sampled_token_ids.tolist() == [[0]]
+        assert len(fixture.store.names) == 1
+
+    def test_what_does_not_stand_is_marked(self) -> None:
+        logits = torch.eye(5, 8)
+        output = Fixture([1, 2])([(0, 1), (7,)], logits, step_of(2))
+        assert output.sampled_token_ids.tolist() == [[0, 1, 2], [3, REJECTED, REJECTED]]
+        assert output.sampled_token_ids.dtype == torch.int32
