@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rbln_vllm import envs
 from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
 from rbln_vllm.devices import DeviceProfile, resolve_profile
-from rbln_vllm.programs import ProgramTable
+from rbln_vllm.programs import DrafterShape, ProgramTable
+from rbln_vllm.speculation import drafter_shape
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -18,7 +19,8 @@ class Geometry:
     """All sizes in tokens or counts.
 
     ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes,
-    ``decode_queries`` the lengths of a decode row.
+    ``decode_queries`` the lengths of a decode row,
+    ``drafter`` the sizes of a model that drafts.
     """
 
     profile: DeviceProfile
@@ -28,6 +30,7 @@ class Geometry:
     max_num_seqs: int
     decode_buckets: tuple[int, ...]
     decode_queries: tuple[int, ...] = (1,)
+    drafter: DrafterShape | None = None
 
     def __post_init__(self) -> None:
         if min(self.chunk, self.block_size, self.max_model_len, self.max_num_seqs) < 1:
@@ -52,6 +55,7 @@ class Geometry:
             self.block_size,
             self.num_blocks_per_seq,
             self.decode_queries,
+            drafter=self.drafter,
         )
 
 
@@ -84,6 +88,7 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
             options_of(vllm_config), profile, scheduler.max_num_seqs // pipeline
         ),
         decode_queries=decode_queries(vllm_config),
+        drafter=drafter_shape(vllm_config),
     )
 
 

@@ -25,7 +25,15 @@ class Role(StrEnum):
     """The next tokens of B rows of logits, of what a bitmask allows; masks the logits in place."""
     DRAW = "draw"
     """The next tokens of B rows of fp32 logits that vLLM has processed."""
+    DRAFT_PREFILL = "draft_prefill"
+    """The drafter's KV of one sequence's next chunk."""
+    DRAFT = "draft"
+    """The drafts that follow up to Q new tokens of each of B sequences."""
 
+
+DRAFT_ROLES = (Role.DRAFT_PREFILL, Role.DRAFT)
+CHUNK_ROLES = (Role.PREFILL, Role.DRAFT_PREFILL)
+"""Of programs that take one sequence."""
 
 SCORING_ROWS = 64
 """Rows of the widest logits program: prompt scores are computed this many at a time."""
@@ -42,9 +50,9 @@ class ProgramKey:
     def __post_init__(self) -> None:
         if self.batch < 1 or self.query < 1:
             raise ValueError(f"a program needs at least one row of one token: {self}")
-        if self.role is Role.PREFILL and self.batch != 1:
+        if self.role in CHUNK_ROLES and self.batch != 1:
             raise ValueError("a prefill program takes one sequence")
-        if self.role not in (Role.PREFILL, Role.DECODE) and self.query != 1:
+        if self.role not in (*CHUNK_ROLES, Role.DECODE, Role.DRAFT) and self.query != 1:
             raise ValueError(f"a {self.role} program takes one token a row")
 
     @property
@@ -57,6 +65,19 @@ class ProgramKey:
     def num_tokens(self) -> int:
         """Length of the program's flat token axis."""
         return self.batch * self.query
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """A model that drafts: ``query`` new tokens of a row fit its first pass; ``keeps_kv`` where it
+    reads the whole sequence, prompts too, and not only the target's last state."""
+
+    query: int
+    keeps_kv: bool
+
+    def __post_init__(self) -> None:
+        if self.query < 1:
+            raise ValueError(f"a drafter reads a token or more: {self}")
 
 
 @dataclass(frozen=True)
@@ -74,6 +95,7 @@ class ProgramTable:
     block_size: int
     num_blocks_per_seq: int
     decode_queries: tuple[int, ...] = (1,)
+    drafter: DrafterShape | None = None
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.block_size < 1 or self.num_blocks_per_seq < 1:
@@ -124,9 +146,23 @@ class ProgramTable:
         return tuple(ProgramKey(role, rows) for role in roles for rows in self.sampler_rows)
 
     @property
+    def drafts(self) -> tuple[ProgramKey, ...]:
+        """What the drafter runs, if it is a model: one program a batch, and one for prompts."""
+        if self.drafter is None:
+            return ()
+        query = self.drafter.query
+        rows = (ProgramKey(Role.DRAFT, batch, query) for batch in self.decode_buckets)
+        return ((self.draft_prefill,) if self.drafter.keeps_kv else ()) + tuple(rows)
+
+    @property
+    def draft_prefill(self) -> ProgramKey:
+        """It also takes rows that read on but get no drafts. ValueError without a drafter."""
+        return ProgramKey(Role.DRAFT_PREFILL, 1, max(self.chunk, self._drafter().query))
+
+    @property
     def programs(self) -> tuple[ProgramKey, ...]:
         """All of them, in the order they are compiled."""
-        return (self.prefill, *self.decodes, *self.logits, *self.samplers)
+        return (self.prefill, *self.decodes, *self.logits, *self.samplers, *self.drafts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,3 +184,14 @@ class ProgramTable:
     def sampler_for(self, role: Role, rows: int) -> ProgramKey:
         """The smallest of at least ``rows`` rows; ValueError when none is."""
         return ProgramKey(role, bucket_for(rows, self.sampler_rows))
+
+    def draft_for(self, rows: int) -> ProgramKey:
+        """The smallest draft program of at least ``rows`` rows; ValueError when none is."""
+        return ProgramKey(
+            Role.DRAFT, bucket_for(rows, self.decode_buckets), self._drafter().query
+        )
+
+    def _drafter(self) -> DrafterShape:
+        if self.drafter is None:
+            raise ValueError("no model drafts in this configuration")
+        return self.drafter

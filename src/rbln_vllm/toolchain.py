@@ -19,6 +19,7 @@ import rbln_host.ops
 from rbln_host.compiler.artifact import Artifact, Manifest
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured, Capturer
+from rbln_host.compiler.graph import TensorSpec
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
 from rbln_host.ops import PADDING_POSITION, PADDING_ROW, PADDING_SLOT
 from rbln_host.runtime.executable import Executable
@@ -45,6 +46,7 @@ __all__ = [
     "ModuleCompiler",
     "ProgramCache",
     "ProgramReport",
+    "TensorSpec",
     "Toolchain",
     "ToolchainError",
     "check_executor",

@@ -11,6 +11,7 @@ import blake3
 from rbln_vllm.geometry import Geometry, geometry_of
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
+from rbln_vllm.speculation import drafts_by_program
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
 
 if TYPE_CHECKING:
@@ -39,10 +40,27 @@ def cache_key(
             "dtype": str(model.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "quantization": str(model.quantization),
+            **_drafter_parts(vllm_config, digest_of),
             **_geometry_parts(geometry_of(vllm_config)),
             **_version_parts(toolchain),
         },
     )
+
+
+def _drafter_parts(
+    vllm_config: "VllmConfig", digest_of: Callable[[Path], str]
+) -> dict[str, str]:
+    """Of a model that drafts. Its programs share weights with the target's and lie beside them."""
+    if not drafts_by_program(vllm_config):
+        return {}
+    speculation = vllm_config.speculative_config
+    assert speculation is not None
+    load = speculation.draft_load_config or vllm_config.load_config
+    drafter = speculation.draft_model_config
+    return {
+        "draft_method": str(speculation.method),
+        "draft_content": model_content(drafter, load.load_format, digest_of),
+    }
 
 
 def _geometry_parts(geometry: Geometry) -> dict[str, str]:

@@ -13,9 +13,12 @@ CAPTURE_BLOCKS = 2
 
 
 def forward_inputs(
-    key: ProgramKey, geometry: Geometry, kv_layers: tuple[KVLayer, ...]
+    key: ProgramKey, geometry: Geometry, kv_layers: tuple[KVLayer, ...], first_layer: int = 0
 ) -> dict[str, Tensor]:
-    """Tensors of the shapes and dtypes that the program takes, by name."""
+    """Tensors of the shapes and dtypes that the program takes, by name.
+
+    ``kv_layers`` are those of the pool's layers that it reads, from number ``first_layer`` on.
+    """
     tokens = key.num_tokens
     inputs = {
         "input_ids": torch.zeros(tokens, dtype=torch.int32),
@@ -24,12 +27,13 @@ def forward_inputs(
         "slots": torch.zeros(tokens, dtype=torch.int64),
         "query_pos": torch.zeros(tokens, dtype=torch.int32),
     }
-    for index, layer in enumerate(kv_layers):
+    for index, layer in enumerate(kv_layers, start=first_layer):
         shape = (CAPTURE_BLOCKS, *layer.block_shape(geometry.block_size))
         inputs[kv_input_name(index)] = torch.empty(shape, dtype=layer.torch_dtype)
     return inputs
 
 
-def free_axes(kv_layers: tuple[KVLayer, ...]) -> dict[str, int]:
+def free_axes(kv_layers: tuple[KVLayer, ...], first_layer: int = 0) -> dict[str, int]:
     """The axis of each layer's part of the pool whose size is only known at run time."""
-    return {kv_input_name(index): 0 for index in range(len(kv_layers))}
+    last = first_layer + len(kv_layers)
+    return {kv_input_name(index): 0 for index in range(first_layer, last)}

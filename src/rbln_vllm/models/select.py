@@ -4,10 +4,13 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from rbln_vllm.config import ModelImpl, OptimumRBLNConfig
 from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.programs import ProgramKey
+from rbln_vllm.speculation import drafts_by_program
 from rbln_vllm.toolchain import Captured, Toolchain
 
 if TYPE_CHECKING:
@@ -24,13 +27,32 @@ class ModelBuilder(Protocol):
         ...
 
 
+class TargetBuilder(ModelBuilder, Protocol):
+    """A builder whose model a drafter may read."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model with its weights."""
+        ...
+
+
 def implementation_of(vllm_config: "VllmConfig") -> ModelImpl:
     """What was selected when the engine's arguments were resolved."""
     return "transformers" if isinstance(options_of(vllm_config), OptimumRBLNConfig) else "vllm"
 
 
 def builder_of(vllm_config: "VllmConfig", geometry: Geometry) -> ModelBuilder:
-    """Build the model of the selected implementation; only its modules are imported."""
+    """Build the model of the selected implementation, and its drafter if that is a model; only
+    their modules are imported."""
+    target = _target_of(vllm_config, geometry)
+    if not drafts_by_program(vllm_config):
+        return target
+    from rbln_vllm.models.drafters.builder import with_drafter
+
+    return with_drafter(vllm_config, geometry, target)
+
+
+def _target_of(vllm_config: "VllmConfig", geometry: Geometry) -> TargetBuilder:
     if implementation_of(vllm_config) == "transformers":
         from rbln_vllm.models.transformers.builder import TransformersModelBuilder
         from rbln_vllm.models.transformers.source import ModelSource

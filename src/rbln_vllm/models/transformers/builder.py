@@ -2,7 +2,7 @@
 """The ``transformers`` implementation: Hugging Face's module, captured program by program."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, cast
 
@@ -34,25 +34,30 @@ class TransformersModelBuilder:
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""
-        compiler = toolchain.compiler(self._model)
+        compiler = toolchain.compiler(self.module)
         for key in keys:
             yield self._compile(key, compiler)
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """Around whatever calls ``forward`` or ``logits``."""
+        return nullcontext()
+
     @cached_property
-    def _model(self) -> PreTrainedModel:
+    def module(self) -> PreTrainedModel:
+        """The model with its weights."""
         model = self._source.load()
         tabulate_rotary(model, self._geometry.max_model_len, self._source.dtype)
         return model
 
     def _compile(self, key: ProgramKey, compiler: ModuleCompiler) -> Captured:
         if key.role is Role.LOGITS:
-            return compiler.capture(self._logits, self._logits_inputs(key), key.name)
+            return compiler.capture(self.logits, self._logits_inputs(key), key.name)
         if is_sampler(key):
             return capture_sampler(key, compiler, self._head_VH.shape[0], self._source.dtype)
         inputs = forward_inputs(key, self._geometry, self.kv_layers)
-        return compiler.capture(self._forward, inputs, key.name, free_axes(self.kv_layers))
+        return compiler.capture(self.forward, inputs, key.name, free_axes(self.kv_layers))
 
-    def _forward(
+    def forward(
         self,
         input_ids: Tensor,
         positions: Tensor,
@@ -63,16 +68,16 @@ class TransformersModelBuilder:
     ) -> Tensor:
         """Token ids ``[N]`` to hidden states ``[N, hidden]``."""
         step = PagedStep(tuple(kv_caches.values()), block_table, slots, query_pos)
-        output = self._model.base_model(
+        output = self.module.base_model(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, paged=step
         )
         hidden_NH: Tensor = output.last_hidden_state[0]
         return hidden_NH
 
-    def _logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states of any rows to their logits, and to the token each row likes best."""
-        with _base_model_replaced(self._model, _GivenHidden(hidden[None])):
-            logits_BV: Tensor = self._model(input_ids=None, use_cache=False).logits[0]
+        with _base_model_replaced(self.module, _GivenHidden(hidden[None])):
+            logits_BV: Tensor = self.module(input_ids=None, use_cache=False).logits[0]
         return logits_BV, logits_BV.argmax(dim=-1)
 
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
@@ -80,7 +85,7 @@ class TransformersModelBuilder:
 
     @property
     def _head_VH(self) -> Tensor:  # noqa: N802
-        weight_VH: Tensor = cast(Any, self._model.get_output_embeddings()).weight
+        weight_VH: Tensor = cast(Any, self.module.get_output_embeddings()).weight
         return weight_VH
 
 
