@@ -187,9 +187,7 @@ class ProgramTable:
 
     def draft_for(self, rows: int) -> ProgramKey:
         """The smallest draft program of at least ``rows`` rows; ValueError when none is."""
-        return ProgramKey(
-            Role.DRAFT, bucket_for(rows, self.decode_buckets), self._drafter().query
-        )
+        return ProgramKey(Role.DRAFT, bucket_for(rows, self.decode_buckets), self._drafter().query)
 
     def _drafter(self) -> DrafterShape:
         if self.drafter is None:

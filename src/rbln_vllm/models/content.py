@@ -47,9 +47,7 @@ def cache_key(
     )
 
 
-def _drafter_parts(
-    vllm_config: "VllmConfig", digest_of: Callable[[Path], str]
-) -> dict[str, str]:
+def _drafter_parts(vllm_config: "VllmConfig", digest_of: Callable[[Path], str]) -> dict[str, str]:
     """Of a model that drafts. Its programs share weights with the target's and lie beside them."""
     if not drafts_by_program(vllm_config):
         return {}

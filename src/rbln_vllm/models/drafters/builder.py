@@ -53,9 +53,7 @@ def with_drafter(
     return DraftingBuilder(target, NetworkCompiler(network, geometry, num_drafts, first_layer))
 
 
-def _network(
-    vllm_config: "VllmConfig", geometry: Geometry, target: TargetBuilder
-) -> DraftNetwork:
+def _network(vllm_config: "VllmConfig", geometry: Geometry, target: TargetBuilder) -> DraftNetwork:
     speculation = vllm_config.speculative_config
     assert speculation is not None
     if speculation.method == "draft_model":

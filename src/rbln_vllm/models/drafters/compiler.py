@@ -86,7 +86,7 @@ class NetworkCompiler:
             assert later_slots is not None
             assert later_query_pos is not None
             place = {
-                "input_ids": drafts[-1].to(inputs["input_ids"].dtype),
+                "input_ids": drafts[-1],
                 "positions": later_positions[later],
                 "slots": later_slots[later],
                 "query_pos": later_query_pos[later],

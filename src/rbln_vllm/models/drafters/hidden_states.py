@@ -103,5 +103,3 @@ class _Sharing(EagleProposer):
     def share(self, target: torch.nn.Module) -> None:
         self._maybe_share_embeddings(target)
         self._maybe_share_lm_head(target)
-
-

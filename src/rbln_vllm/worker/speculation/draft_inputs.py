@@ -55,9 +55,7 @@ class DraftRow:
 
     def split(self, count: int) -> tuple["DraftRow", "DraftRow"]:
         """The first ``count`` tokens, and the rest."""
-        first = DraftRow(
-            self.tokens_n[:count], self.start, self.states_n[:count], self.blocks_T
-        )
+        first = DraftRow(self.tokens_n[:count], self.start, self.states_n[:count], self.blocks_T)
         rest = DraftRow(
             self.tokens_n[count:], self.start + count, self.states_n[count:], self.blocks_T
         )

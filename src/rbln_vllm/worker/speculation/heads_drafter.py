@@ -8,8 +8,8 @@ from torch import Tensor
 from rbln_vllm.programs import ProgramKey, ProgramTable
 from rbln_vllm.worker.inputs import Integers
 from rbln_vllm.worker.program_store import ProgramStore
-from rbln_vllm.worker.speculation.drafters import DraftStep, HostDrafter
 from rbln_vllm.worker.speculation.draft_inputs import TARGET
+from rbln_vllm.worker.speculation.drafters import DraftStep, HostDrafter
 from rbln_vllm.worker.speculation.program_drafter import DraftLimits
 
 

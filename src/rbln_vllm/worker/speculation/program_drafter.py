@@ -8,7 +8,6 @@ never drafts). So nothing is remembered of a request between steps.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from rbln_vllm.worker.inputs import Integers
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.speculation.draft_inputs import DraftInputs, DraftRow
 from rbln_vllm.worker.speculation.drafters import DraftStep, HostDrafter
+from rbln_vllm.worker.speculation.readings import Reading
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,6 @@ class DraftLimits:
         return self.max_len - self.num_drafts
 
 
-class Reading(Protocol):
-    """Which tokens a drafter reads of a step, and beside which states of the target's."""
-
-    def row(self, step: DraftStep, row: int) -> DraftRow:
-        """What is new to the drafter in a row, in order; never more than a chunk."""
-        ...
-
-    def states(self, step: DraftStep) -> Tensor | None:
-        """``[N, W]`` of the step's tokens, if any are read."""
-        ...
-
-
 class ProgramDrafter(HostDrafter):
     """Runs the drafter's programs, which are in the target's store, as its KV is in its pool."""
 
@@ -59,9 +47,11 @@ class ProgramDrafter(HostDrafter):
         self._reading, self._limits, self._table, self._store = reading, limits, table, store
         self._inputs: dict[ProgramKey, DraftInputs] = {}
 
-    @property
-    def _pool(self) -> frozenset[str]:
-        return frozenset(kv_input_name(index) for index in range(len(self._store.kv_layers)))
+    def warm_up(self) -> None:
+        """Run the drafter's programs once, on nothing but padding."""
+        for key in self._table.drafts:
+            if key.name in self._store.executable.program_names:
+                self._store.executable.run(key.name, self._inputs_of(key).stage([], None))
 
     def propose(self, step: DraftStep) -> list[list[int]]:
         """K drafts for each row with a new token; none near the end of the drafter's context.
@@ -107,15 +97,13 @@ class ProgramDrafter(HostDrafter):
         drafts: Integers = drafts_BK.numpy()[: len(rows)]
         return drafts
 
-    def warm_up(self) -> None:
-        """Run the drafter's programs once, on nothing but padding."""
-        for key in self._table.drafts:
-            if key.name in self._store.executable.program_names:
-                self._store.executable.run(key.name, self._inputs_of(key).stage([], None))
-
     def _inputs_of(self, key: ProgramKey) -> DraftInputs:
         if key not in self._inputs:
             specs = self._store.executable.load(key.name).graph.inputs
             own = {name: spec for name, spec in specs.items() if name not in self._pool}
             self._inputs[key] = DraftInputs(key, own, self._table.block_size)
         return self._inputs[key]
+
+    @property
+    def _pool(self) -> frozenset[str]:
+        return frozenset(kv_input_name(index) for index in range(len(self._store.kv_layers)))

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each kind of drafter reads of a step that has been verified."""
 
+from typing import Protocol
+
 import numpy as np
 from torch import Tensor
 
 from rbln_vllm.worker.speculation.draft_inputs import DraftRow
 from rbln_vllm.worker.speculation.drafters import DraftStep
+
+
+class Reading(Protocol):
+    """Which tokens a drafter reads of a step, and beside which states of the target's."""
+
+    def row(self, step: DraftStep, row: int) -> DraftRow:
+        """What is new to the drafter in a row, in order; never more than a chunk."""
+        ...
+
+    def states(self, step: DraftStep) -> Tensor | None:
+        """``[N, W]`` of the step's tokens, if any are read."""
+        ...
 
 
 class TokenReading:
