@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding as configured: which methods draft by programs, and what is refused."""
+"""Drafters that are models: which methods have them, what their programs are, what is refused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,15 +32,6 @@ class DraftRefusal:
 
 REFUSALS = (
     DraftRefusal(
-        "draft_sample_method {0.draft_sample_method} is not supported: programs draft the "
-        "likeliest tokens. Leave it out, or set it to greedy",
-        lambda s: s.draft_sample_method != "greedy",
-    ),
-    DraftRefusal(
-        "parallel_drafting is not supported: drafters go from token to token. Leave it out",
-        lambda s: s.parallel_drafting,
-    ),
-    DraftRefusal(
         "use_heterogeneous_vocab is not supported: use a draft model of the target's vocabulary",
         lambda s: s.use_heterogeneous_vocab,
     ),
@@ -49,17 +40,8 @@ REFUSALS = (
         lambda s: s.draft_model_config.quantization is not None,
     ),
     DraftRefusal(
-        "Multimodal drafters are not supported: use a drafter of text",
-        lambda s: s.draft_model_config.is_multimodal_model,
-    ),
-    DraftRefusal(
         "The drafter's attention_backend and kv_cache_dtype are the target's: leave them out",
         lambda s: s.attention_backend is not None or s.kv_cache_dtype is not None,
-    ),
-    DraftRefusal(
-        "A number of drafts that depends on the batch is not supported: programs have one. Leave "
-        "out num_speculative_tokens_per_batch_size",
-        lambda s: s.num_speculative_tokens_per_batch_size is not None,
     ),
 )
 
@@ -94,7 +76,7 @@ def check_drafter(vllm_config: "VllmConfig", implementation: str) -> None:
     speculation: Any = vllm_config.speculative_config
     for refusal in REFUSALS:
         if refusal.applies(speculation):
-            raise ValueError(refusal.text.format(speculation))
+            raise ValueError(refusal.text)
     if implementation == "transformers" and speculation.method != "draft_model":
         raise ValueError(
             f"Speculative decoding with {speculation.method} needs --model-impl vllm: its drafters "

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rbln_vllm.programs import DrafterShape, ProgramTable
-from rbln_vllm.speculation import check_drafter, drafter_shape, drafts_by_program
+from rbln_vllm.draft_models import check_drafter, drafter_shape, drafts_by_program
 
 ARCHITECTURES = {
     "draft_model": "LlamaForCausalLM",
@@ -25,17 +25,13 @@ def config(method: str, architecture: str | None = None, **changes: Any) -> Any:
     draft = SimpleNamespace(
         architectures=[architecture or ARCHITECTURES.get(method, "")],
         quantization=changes.pop("quantization", None),
-        is_multimodal_model=changes.pop("is_multimodal_model", False),
     )
     values = {
         "method": method,
         "num_speculative_tokens": 3,
-        "draft_sample_method": "greedy",
-        "parallel_drafting": False,
         "use_heterogeneous_vocab": False,
         "attention_backend": None,
         "kv_cache_dtype": None,
-        "num_speculative_tokens_per_batch_size": None,
         "draft_model_config": draft,
         **changes,
     }
@@ -52,20 +48,16 @@ def test_known_drafters_are_taken(method: str) -> None:
 def test_what_no_model_drafts_has_no_programs(method: str) -> None:
     assert not drafts_by_program(config(method))
     assert drafter_shape(config(method)) is None
-    check_drafter(config(method, draft_sample_method="probabilistic"), "transformers")
+    check_drafter(config(method), "transformers")
     assert drafter_shape(SimpleNamespace(speculative_config=None)) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("method", "changes", "words"),
     [
-        ("eagle", {"draft_sample_method": "probabilistic"}, "draft_sample_method probabilistic"),
-        ("eagle3", {"parallel_drafting": True}, "parallel_drafting is not supported"),
         ("draft_model", {"use_heterogeneous_vocab": True}, "of the target's vocabulary"),
         ("draft_model", {"quantization": "fp8"}, "quantised draft model"),
-        ("draft_model", {"is_multimodal_model": True}, "Multimodal drafters"),
         ("eagle", {"attention_backend": "FLASH_ATTN"}, "attention_backend and kv_cache_dtype"),
-        ("mtp", {"num_speculative_tokens_per_batch_size": [(1, 2, 3)]}, "depends on the batch"),
         ("mtp", {"architecture": "DeepSeekMTPModel"}, "supported are MiMoMTPModel"),
         ("eagle3", {"architecture": "Eagle3DeepseekV2ForCausalLM"}, "Use draft_model or ngram"),
     ],
