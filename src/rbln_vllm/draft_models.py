@@ -94,3 +94,19 @@ def _check_architecture(speculation: Any) -> None:
             f"{', '.join(architectures)}: supported are {', '.join(known)}. "
             "Use draft_model or ngram"
         )
+
+
+def make_room(vllm_config: "VllmConfig") -> None:
+    """Keep the chunk as long as it is without drafts.
+
+    vLLM counts one token more a row against a step for the first pass of a draft model. Here that
+    pass is a program of its own, so the step may hold them all.
+    """
+    speculation, scheduler = vllm_config.speculative_config, vllm_config.scheduler_config
+    if speculation is None or not speculation.uses_draft_model():
+        return
+    chunk = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
+    # Settled once: this runs again in the engine's process.
+    scheduler.max_num_scheduled_tokens = chunk
+    rows = scheduler.max_num_seqs * speculation.max_num_new_slots_for_drafting
+    scheduler.max_num_batched_tokens = max(scheduler.max_num_batched_tokens, chunk + rows)

@@ -4,12 +4,14 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rbln_vllm.draft_models import PROGRAM_METHODS, check_drafter, make_room
 from rbln_vllm.geometry import options_of
+from rbln_vllm.models.select import implementation_of
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
 
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", *PROGRAM_METHODS)
 """Those with a drafter, see worker/speculation/select.py."""
 MOST_DRAFTS = {True: 32, False: 128}
 """Drafts of a request, with the RBLN sampler and with vLLM's."""
@@ -59,6 +61,8 @@ def settle_speculation(config: "VllmConfig") -> None:
     for text, applies in RULES:
         if applies(spec):
             raise ValueError(text)
+    check_drafter(config, implementation_of(config))
+    make_room(config)
     _check_drafts(config, spec.num_speculative_tokens)
     _check_neighbours(config)
 

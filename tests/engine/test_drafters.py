@@ -43,23 +43,22 @@ Dirs = Callable[..., Path]
 
 @dataclass
 class Drafted:
-    """What was drafted in each step, row by row: the known tokens and the drafts."""
+    """What was drafted in each step, row by row: the known tokens and the drafts; how many drafts
+    were verified, and how many of them stood."""
 
     rows: list[tuple[list[int], list[int]]] = field(default_factory=list)
     offered: int = 0
     accepted: int = 0
-    pending: dict[str, int] = field(default_factory=dict)
 
     def note(self, step: DraftStep, drafts_B: list[list[int]]) -> None:
-        for row, request in enumerate(step.request_ids):
-            if not step.sampled_B[row]:
+        for row, new in enumerate(step.sampled_B):
+            if not new:
                 continue
-            offered = int(step.counts_B[row]) - 1 if request in self.pending else 0
-            self.offered += offered
-            self.accepted += len(step.sampled_B[row]) - 1
+            computed = int(step.first_positions[row] + step.counts_B[row])
+            self.offered += computed - (int(step.lengths_B[row]) - len(new))
+            self.accepted += len(new) - 1
             known = step.tokens_BL[row, : step.lengths_B[row]].tolist()
             self.rows.append((known, drafts_B[row]))
-            self.pending[request] = len(drafts_B[row])
 
 
 @contextmanager
@@ -159,9 +158,9 @@ class TestSameModel:
     def test_an_abort_at_any_step_leaves_the_pool_as_it_was(
         self, llm: LLM, step: int, plain: dict[str, list[list[int]]]
     ) -> None:
-        aborted = add(llm, f"gone{step}", PROMPTS[-1], greedy(TOKENS))
+        add(llm, f"gone{step}", PROMPTS[-1], greedy(TOKENS))
         add(llm, f"stays{step}", PROMPTS[1], greedy(TOKENS))
-        ends = {step: lambda: llm.llm_engine.abort_request([aborted])}
+        ends = {step: lambda: llm.llm_engine.abort_request([f"gone{step}"])}
         outputs = run_to_the_end(llm, ends)
         assert tokens_of(outputs[f"stays{step}"]) == plain["llama"][1]
         check_idle(llm)

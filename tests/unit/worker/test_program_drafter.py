@@ -70,8 +70,9 @@ class Traffic:
 
     def prefill(self, sequence: Sequence) -> None:
         """The whole prompt, chunk by chunk; a last token alone is a decode row."""
-        while sequence.computed < len(sequence.tokens):
-            end = min(len(sequence.tokens), (sequence.computed // CHUNK + 1) * CHUNK)
+        length = len(sequence.tokens)
+        while sequence.computed < length:
+            end = min(length, (sequence.computed // CHUNK + 1) * CHUNK)
             self.step({sequence.name: (sequence, end - sequence.computed)})
 
     def decode(self, sequences: list[Sequence]) -> None:
@@ -127,7 +128,6 @@ class Traffic:
         return DraftStep(
             tuple(s.name for s in sequences),
             StepInputs(ids_N, positions_N, slots_N, counts_B, blocks_BT),
-            counts_B,
             sampled,
             tokens_BL,
             np.array([len(s.tokens) for s in sequences]),
