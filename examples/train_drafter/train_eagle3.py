@@ -44,13 +44,58 @@ ASKED = (
     "Compare {} with something similar.",
     "Write a Python function that has to do with {}.",
 )
-TOPICS = (
-    "the moon, rain, bread, trains, money, music, chess, the heart, gardens, volcanoes, dogs, "
-    "paper, sleep, the sea, bicycles, maps, friendship, electricity, tea, insects, mountains, books, "
-    "football, painting, time, computers, salt, bridges, birds, schools, winter, cities, glass, "
-    "the sun, languages, rivers, clocks, cooking, elections, dreams, forests, numbers, planes, "
-    "medicine, fishing, stars, coffee, photographs, deserts, cheese"
-).split(", ")  # noqa: SIM905
+TOPICS = [
+    "the moon",
+    "rain",
+    "bread",
+    "trains",
+    "money",
+    "music",
+    "chess",
+    "the heart",
+    "gardens",
+    "volcanoes",
+    "dogs",
+    "paper",
+    "sleep",
+    "the sea",
+    "bicycles",
+    "maps",
+    "friendship",
+    "electricity",
+    "tea",
+    "insects",
+    "mountains",
+    "books",
+    "football",
+    "painting",
+    "time",
+    "computers",
+    "salt",
+    "bridges",
+    "birds",
+    "schools",
+    "winter",
+    "cities",
+    "glass",
+    "the sun",
+    "languages",
+    "rivers",
+    "clocks",
+    "cooking",
+    "elections",
+    "dreams",
+    "forests",
+    "numbers",
+    "planes",
+    "medicine",
+    "fishing",
+    "stars",
+    "coffee",
+    "photographs",
+    "deserts",
+    "cheese",
+]
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from rbln_vllm import envs
 from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
 from rbln_vllm.devices import DeviceProfile, resolve_profile
-from rbln_vllm.programs import DrafterShape, ProgramTable
 from rbln_vllm.draft_models import drafter_shape
+from rbln_vllm.programs import DrafterShape, ProgramTable
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

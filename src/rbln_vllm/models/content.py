@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import blake3
 
+from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, geometry_of
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
-from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
 
 if TYPE_CHECKING:

@@ -25,8 +25,10 @@ PREFIX = "draft_model"
 class CausalModel(Protocol):
     """What both model implementations' builders offer of their model."""
 
-    module: torch.nn.Module
     kv_layers: tuple[KVLayer, ...]
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
     def capturing(self) -> AbstractContextManager[None]: ...
 

@@ -13,8 +13,6 @@ from rbln_vllm.models.kv_layers import KVLayer
 class DraftNetwork(Protocol):
     """A model that guesses the next token of a sequence that another model writes."""
 
-    module: torch.nn.Module
-    """Holds every weight that the methods read."""
     kv_layers: tuple[KVLayer, ...]
     """Its attention layers, which share the pool with the target's; none for a drafter that keeps
     nothing of the sequence."""
@@ -23,6 +21,11 @@ class DraftNetwork(Protocol):
     """
     dtype: torch.dtype
     """Of those states."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Holds every weight that the methods read."""
+        ...
 
     def capturing(self) -> AbstractContextManager[None]:
         """Around whatever calls the methods below."""
@@ -49,9 +52,11 @@ class DraftNetwork(Protocol):
 class MedusaNetwork(Protocol):
     """Heads that guess several tokens at once, each from the target's last hidden state."""
 
-    module: torch.nn.Module
     target_width: int
     dtype: torch.dtype
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
     def capturing(self) -> AbstractContextManager[None]: ...
 

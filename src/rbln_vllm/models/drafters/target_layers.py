@@ -37,8 +37,9 @@ def return_layers(vllm_config: "VllmConfig", target: torch.nn.Module) -> None:
             f"Model does not support EAGLE3 interface: {type(target).__name__} cannot return the "
             "hidden states of its layers. Use an eagle or draft_model drafter"
         )
-    layers = layers_read(vllm_config) or target.get_eagle3_default_aux_hidden_state_layers()
-    target.set_aux_hidden_state_layers(layers)
+    model: Any = target
+    layers = layers_read(vllm_config) or model.get_eagle3_default_aux_hidden_state_layers()
+    model.set_aux_hidden_state_layers(layers)
 
 
 def draft_hf_config(vllm_config: "VllmConfig") -> Any:
