@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -40,14 +41,21 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
 
 
+@functools.cache
+def drafter_of(reads_states: bool, num_drafts: int) -> tuple[ToyNetwork, ProgramTable, ToyStore]:
+    """Compiled once for all tests; each has its own pool."""
+    shape = DrafterShape(num_drafts + 1 + (not reads_states), keeps_kv=True)
+    table = ProgramTable(CHUNK, BUCKETS, BLOCK, WIDTH, drafter=shape)
+    network = ToyNetwork(reads_states=reads_states)
+    return network, table, ToyStore(network, table, num_drafts)
+
+
 class Traffic:
     """A target that computes chunks and decode rows, accepts some drafts and chooses tokens."""
 
     def __init__(self, reads_states: bool, seed: int, num_drafts: int = K) -> None:
-        shape = DrafterShape(num_drafts + 1 + (not reads_states), keeps_kv=True)
-        self.table = ProgramTable(CHUNK, BUCKETS, BLOCK, WIDTH, drafter=shape)
-        self.network, self.num_drafts = ToyNetwork(reads_states=reads_states), num_drafts
-        self.store = ToyStore(self.network, self.table, num_drafts)
+        self.network, self.table, self.store = drafter_of(reads_states, num_drafts)
+        self.num_drafts = num_drafts
         self.random, self.plain = random.Random(seed), PlainDrafter(self.network, state_of)
         self.free = list(range(1, 1 + 6 * WIDTH))
         self.random.shuffle(self.free)
