@@ -20,15 +20,43 @@ logger = init_logger("vllm.rbln.watchdog")
 NANOSECONDS = 1_000_000_000
 
 
-def stuck_reason(counters: ProgramCounters, now_ns: int, timeout_s: float) -> str | None:
-    """Why the engine counts as stuck at ``now_ns`` (monotonic), or None."""
-    limit = int(timeout_s * NANOSECONDS)
-    busy_since, beat = counters[Counter.BUSY_SINCE], counters[Counter.BEAT]
-    if busy_since and now_ns - busy_since > limit:
-        return f"it has been in one step for more than {timeout_s:g} s"
-    if beat and now_ns - beat > limit:
-        return f"it has shown no sign of life for more than {timeout_s:g} s"
-    return None
+class Stillness:
+    """How long a value has stayed the same, in time that was seen to pass."""
+
+    def __init__(self) -> None:
+        self._value, self._still_ns = 0, 0
+
+    def after(self, elapsed_ns: int, value: int) -> int:
+        """Nanoseconds for which it has been ``value``; 0 is no value and stays still for none."""
+        same = value == self._value and value != 0
+        self._still_ns = self._still_ns + elapsed_ns if same else 0
+        self._value = value
+        return self._still_ns
+
+
+class Vigil:
+    """What the engine's signs of life come to, look after look.
+
+    Time is added up from look to look, each at most ``longest_look_s``: when all processes were
+    stopped together (a paused container, SIGSTOP to the group), the engine was not silent, and gets
+    its time to go on.
+    """
+
+    def __init__(self, timeout_s: float, longest_look_s: float) -> None:
+        self._timeout_s, self._longest_ns = timeout_s, int(longest_look_s * NANOSECONDS)
+        self._step, self._beat = Stillness(), Stillness()
+
+    def stuck_reason(self, counters: ProgramCounters, elapsed_s: float) -> str | None:
+        """Why the engine counts as stuck ``elapsed_s`` after the look before, or None."""
+        elapsed_ns = min(int(elapsed_s * NANOSECONDS), self._longest_ns)
+        limit_ns = int(self._timeout_s * NANOSECONDS)
+        in_step_ns = self._step.after(elapsed_ns, counters[Counter.BUSY_SINCE])
+        silent_ns = self._beat.after(elapsed_ns, counters[Counter.BEAT])
+        if in_step_ns > limit_ns:
+            return f"it has been in one step for more than {self._timeout_s:g} s"
+        if silent_ns > limit_ns:
+            return f"it has shown no sign of life for more than {self._timeout_s:g} s"
+        return None
 
 
 class Watchdog:
@@ -42,12 +70,15 @@ class Watchdog:
 
     def _run(self) -> None:
         period = min(5.0, max(0.05, self._timeout_s / 4))
+        vigil, looked = Vigil(self._timeout_s, 2 * period), time.monotonic()
         while True:
             time.sleep(period)
+            now = time.monotonic()
+            elapsed, looked = now - looked, now
             engine = self._counters[Counter.ENGINE_PID]
             if engine in (0, os.getpid()):
                 continue
-            reason = stuck_reason(self._counters, time.monotonic_ns(), self._timeout_s)
+            reason = vigil.stuck_reason(self._counters, elapsed)
             if reason is not None:
                 self._end(engine, reason)
                 return

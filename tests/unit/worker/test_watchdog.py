@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stuck engine is told from a slow or an idle one (report D45)."""
+"""A stuck engine is told from a slow or an idle one."""
 
 import subprocess
 import sys
@@ -8,34 +8,48 @@ import time
 import pytest
 
 from rbln_vllm.metrics.counters import Counter, ProgramCounters
-from rbln_vllm.metrics.watchdog import NANOSECONDS, Watchdog, stuck_reason
+from rbln_vllm.metrics.watchdog import Vigil, Watchdog
 from rbln_vllm.worker.heartbeat import Heartbeat
 
-NOW = 1_000 * NANOSECONDS
+in_memory = ProgramCounters.in_memory
+
+STEP, BEAT = 7, 9  # any values: only whether they change matters
+
+
+def reason_after(looks: list[tuple[float, int, int]]) -> str | None:
+    """The last verdict after looks of (seconds since the last, busy since, beat)."""
+    vigil, counters, reason = Vigil(timeout_s=10, longest_look_s=4), in_memory(), None
+    for elapsed, step, beat in looks:
+        counters.set(Counter.BUSY_SINCE, step)
+        counters.set(Counter.BEAT, beat)
+        reason = vigil.stuck_reason(counters, elapsed)
+    return reason
 
 
 @pytest.mark.parametrize(
-    ("busy_for", "silent_for", "words"),
+    ("looks", "words"),
     [
-        (None, 0, None),
-        (None, 9, None),
-        (None, 11, "no sign of life"),
-        (9, 0, None),
-        (11, 0, "in one step"),
-        (11, 11, "in one step"),
+        ([(2, 0, beat) for beat in range(1, 20)], None),  # idle, alive
+        ([(2, STEP, beat) for beat in range(1, 7)], None),  # 10 s in one step, not more
+        ([(2, STEP, beat) for beat in range(1, 8)], "in one step"),
+        ([(2, step, step) for step in range(1, 20)], None),  # one step after another
+        ([(2, 0, BEAT)] * 6, None),  # 10 s of silence, not more
+        ([(2, 0, BEAT)] * 7, "no sign of life"),
+        ([(2, STEP, BEAT)] * 7, "in one step"),
+        ([(2, 0, BEAT)] * 5 + [(2, 0, BEAT + 1)] * 6, None),
+        ([(2, 0, 0)] * 20, None),  # not started
     ],
 )
-def test_what_counts_as_stuck(busy_for: int | None, silent_for: int, words: str | None) -> None:
-    counters = ProgramCounters.in_memory()
-    counters.set(Counter.BEAT, NOW - silent_for * NANOSECONDS)
-    if busy_for is not None:
-        counters.set(Counter.BUSY_SINCE, NOW - busy_for * NANOSECONDS)
-    reason = stuck_reason(counters, NOW, 10)
+def test_what_counts_as_stuck(looks: list[tuple[float, int, int]], words: str | None) -> None:
+    reason = reason_after(looks)
     assert reason is None if words is None else reason is not None and words in reason
 
 
-def test_an_engine_that_has_not_started_is_not_stuck() -> None:
-    assert stuck_reason(ProgramCounters.in_memory(), NOW, 10) is None
+def test_time_in_which_all_processes_were_stopped_is_not_held_against_the_engine() -> None:
+    before, stopped = [(2.0, STEP, BEAT)] * 3, (500.0, STEP, BEAT)
+    assert reason_after([*before, stopped]) is None
+    assert reason_after([*before, stopped, (2.0, STEP, BEAT)]) is None
+    assert reason_after([*before, stopped, *[(2.0, STEP, BEAT)] * 2]) is not None
 
 
 def test_a_step_is_marked_and_unmarked_even_when_it_fails() -> None:
