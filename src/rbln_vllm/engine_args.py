@@ -10,6 +10,7 @@ from rbln_vllm.config import OptimumRBLNConfig, resolve_config
 from rbln_vllm.config.overrides import CompileOverrides, check_chunk
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.model_impl import decide_from_engine_args
+from rbln_vllm.optimum.serving import take_over
 from rbln_vllm.toolchain import ToolchainError, check_executor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def prepare(args: "EngineArgs") -> None:
     args.additional_config = resolve_config(args.additional_config, decision.impl, profile)
     _check_raw(args)
     if isinstance(args.additional_config, OptimumRBLNConfig):
+        args.additional_config = take_over(args, args.additional_config, profile, logger)
         apply_overrides(args, CompileOverrides.of(args.additional_config.optimum_overrides))
     _fill_defaults(args, profile)
 

@@ -9,12 +9,14 @@ import vllm.envs as vllm_envs
 from vllm.logger import init_logger
 
 from rbln_vllm import envs
+from rbln_vllm.config import OptimumRBLNConfig
+from rbln_vllm.config.overrides import CompileOverrides
 from rbln_vllm.devices import DeviceProfile
 from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR as LMCACHE
 from rbln_vllm.distributed.kv_transfer.lmcache.rules import settle_lmcache
 from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
-from rbln_vllm.geometry import geometry_of
+from rbln_vllm.geometry import geometry_of, options_of
 from rbln_vllm.models.architectures import check_architecture
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.speculation_rules import settle_speculation
@@ -142,13 +144,13 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
 def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:
     """The device's block size unless the user gave one; ValueError for one it cannot use."""
     cache, max_model_len = config.cache_config, config.model_config.max_model_len
-    partitions = profile.partition_min is not None and implementation_of(config) == "transformers"
-    if not cache.user_specified_block_size:
-        default_for = profile.partition_for if partitions else profile.block_size_for
-        cache.block_size = default_for(max_model_len)
-    if partitions:
-        profile.check_partition(cache.block_size, max_model_len)
+    given = cache.block_size if cache.user_specified_block_size else None
+    options = options_of(config)
+    if isinstance(options, OptimumRBLNConfig):
+        overrides = CompileOverrides.of(options.optimum_overrides)
+        cache.block_size = overrides.attention_block(given, max_model_len, profile)
     else:
+        cache.block_size = profile.block_size_for(max_model_len) if given is None else given
         profile.check_block_size(cache.block_size)
 
 

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.rbln.model_impl")
 
 ARTIFACT_MANIFEST = "rbln_config.json"
-NO_ARTIFACTS = (
-    "serving a directory of compiled programs is not supported yet: start with the model it was "
-    "compiled from, whose programs are taken from the compile cache"
-)
 
 _ALIASES: dict[str, ModelImpl] = {
     "vllm": "vllm",
@@ -90,7 +86,7 @@ def decide(request: ImplRequest) -> ImplDecision:
     """Runs the ladder: object, `--model-impl`, deprecated variable or parent, then `auto`.
 
     Raises ValueError for an unknown `--model-impl`, for selectors that disagree, for a device that
-    cannot run the vllm implementation, and for a directory of compiled programs.
+    cannot run the vllm implementation, and for vllm with a directory of compiled programs.
     """
     decision = _explicit(request)
     if decision is not None:
@@ -98,8 +94,11 @@ def decide(request: ImplRequest) -> ImplDecision:
     else:
         decision = _inherited(request) or _auto(request)
     _check_device(decision, request)
-    if is_compiled_directory(request.model):
-        raise ValueError(f"{request.model}: {NO_ARTIFACTS}")
+    if decision.impl != "transformers" and is_compiled_directory(request.model):
+        raise ValueError(
+            f"{decision.reason} selects {decision.impl}, but {request.model} holds a compiled "
+            "model of the transformers implementation: use --model-impl transformers or auto"
+        )
     return decision
 
 
@@ -165,7 +164,7 @@ def _inherited(request: ImplRequest) -> ImplDecision | None:
 def _auto(request: ImplRequest) -> ImplDecision:
     """Rung 5: an artifact or a known architecture is transformers, everything else is vllm."""
     if is_compiled_directory(request.model):
-        reason = f"{request.model} holds a compiled optimum-rbln artifact"
+        reason = f"{request.model} holds a compiled model"
         return ImplDecision("transformers", reason, Selector.AUTO)
     try:
         architectures = request.hf_config_loader()

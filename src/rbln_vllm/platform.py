@@ -98,6 +98,7 @@ class RblnPlatform(CpuPlatform):
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
         from rbln_vllm import engine_rules, schedule_ahead, sub_blocks
+        from rbln_vllm.optimum import serving
 
         if vllm_config.model_config is None:
             super().check_and_update_config(vllm_config)
@@ -120,6 +121,7 @@ class RblnPlatform(CpuPlatform):
         cls._max_model_len = vllm_config.model_config.max_model_len
         envs.park_idle_openmp_threads()
         engine_rules.log_geometry(vllm_config)
+        serving.check_compiled_programs(vllm_config)
 
     def get_max_output_tokens(self, prompt_len: int) -> int:
         """Tokens a prompt leaves room for.

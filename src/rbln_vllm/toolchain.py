@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rbln_host.compiler
 import rbln_host.ops
-from rbln_host.compiler.artifact import Artifact, Manifest
+from rbln_host.compiler.artifact import Artifact, Manifest, write_artifact
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured, Capturer
 from rbln_host.compiler.graph import TensorSpec
@@ -110,6 +110,10 @@ class Toolchain(Protocol):
         """The compile cache below ``root``."""
         ...
 
+    def write(self, directory: Path, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
+        """Write programs and the weights they need to a directory; OSError when the disk does."""
+        ...
+
     def new_executable(self) -> Executable:
         """An empty executable, to which artifacts and programs are added."""
         ...
@@ -136,6 +140,9 @@ class HostToolchain:
 
     def cache(self, root: Path, logger: Logger) -> ProgramCache:
         return ArtifactCache(root, logger)
+
+    def write(self, directory: Path, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
+        return write_artifact(directory, manifest, captured)
 
     def new_executable(self) -> Executable:
         return Executable(self._options)

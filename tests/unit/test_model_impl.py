@@ -104,11 +104,11 @@ def test_auto_does_not_hide_other_errors():
 def test_an_artifact_directory_is_transformers(tmp_path):
     (tmp_path / "rbln_config.json").write_text("{}")
     request = replace(REQUEST, model=str(tmp_path), hf_config_loader=_never)
-    decision = _auto(request)
-    assert decision.impl == "transformers"
-    assert "holds a compiled optimum-rbln artifact" in decision.reason
-    with pytest.raises(ValueError, match="start with the model it was compiled from"):
-        decide(request)
+    for decision in (_auto(request), decide(request)):
+        assert decision.impl == "transformers"
+        assert "holds a compiled model" in decision.reason
+    with pytest.raises(ValueError, match=r"--model-impl vllm selects vllm, but .* transformers"):
+        decide(replace(request, model_impl="vllm"))
 
 
 def test_what_counts_as_an_artifact_directory(tmp_path):

@@ -15,7 +15,8 @@ from rbln_vllm.devices import HOST, resolve_profile
     ("entries", "words"),
     [
         ({"dtype": "float16"}, "use --dtype"),
-        ({"num_devices": 2}, "num_devices is unknown or not built yet; known are batch_size"),
+        ({"max_len": 2}, "max_len is unknown; known are batch_size"),
+        ({"num_devices": 2}, "num_devices 2: one worker over several devices (RSD) is not built"),
         ({"batch_size": 0}, "batch_size: Input should be greater than 0"),
         ({"batch_size": "4"}, "batch_size: Input should be a valid integer"),
         ({"prefill_chunk_size": 100}, "prefill_chunk_size 100 must be a positive multiple of 64"),

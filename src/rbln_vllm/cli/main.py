@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rbln-vllm``: ours are ``cache`` and ``programs``; every other command is vLLM's own."""
+"""``rbln-vllm``: some commands are ours, every other one is vLLM's own."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,13 +18,16 @@ RBLN vLLM {__version__}: vLLM on accelerators that run ahead-of-time compiled pr
                         (--help=rblnconfig shows the --rbln-* options)
   programs MODEL ...    show every program that `serve` with the same arguments runs
                         (--explain: also what the compiled ones cost)
+  compile MODEL -o DIR  compile ahead of time; `serve DIR` then needs no original
+                        (--target NPU: show what an NPU would say, compile nothing)
+  inspect DIR           show what a compiled directory holds and needs
   cache list            show the compile cache
   cache remove ...      delete from it
   cache path            print where it is
   bench, chat, ...      vLLM's other commands; `rbln-vllm vllm-help` lists them
 """
 
-_OURS = {"cache": "rbln_vllm.cli.cache", "programs": "rbln_vllm.cli.programs"}
+_OURS = {name: f"rbln_vllm.cli.{name}" for name in ("cache", "compile", "inspect", "programs")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

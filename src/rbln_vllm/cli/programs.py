@@ -151,6 +151,7 @@ def _report(options: argparse.Namespace) -> Report:
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     from rbln_vllm.geometry import geometry_of
+    from rbln_vllm.optimum.serving import compiled_path
 
     try:
         config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
@@ -158,6 +159,11 @@ def _report(options: argparse.Namespace) -> Report:
         geometry, key = geometry_of(config), _cache_key(config, cache)
     except (ValueError, TypeError, OSError, NotImplementedError) as error:
         raise CommandError(f"programs: {_reason(error)}") from error
+    compiled = compiled_path(config)
+    if compiled is not None:
+        artifact = Artifact.read(compiled)
+        found = _explained(artifact) if options.explain else None
+        return Report(geometry, compiled, frozenset(artifact.program_names), found)
     if key is None:
         return Report(geometry, None, None, {} if options.explain else None)
     entry = next((e for e in cache.entries() if e.manifest.key == dict(key.parts)), None)

@@ -151,13 +151,13 @@ def _adapt_upstream(parser: argparse.ArgumentParser, profile: DeviceProfile | No
 
 def _parsing(info: FieldInfo) -> dict[str, Any]:
     """The argparse arguments for a field's type."""
-    plain, optional = _plain_type(info.annotation)
+    plain, optional = plain_type(info.annotation)
     if plain is bool:
         return {"action": _BoolAction}
     if get_origin(plain) is Literal:
         return {"action": _FlagAction, "type": str, "choices": list(get_args(plain))}
     if get_origin(plain) is tuple:
-        return {"action": _IntListAction, "type": _int_list, "nargs": "+", "metavar": "N,N"}
+        return {"action": _IntListAction, "type": int_list, "nargs": "+", "metavar": "N,N"}
     if plain is dict or get_origin(plain) is dict:
         return {"action": _FlagAction, "type": _json_object, "metavar": "JSON"}
     if plain is int:
@@ -169,13 +169,13 @@ def _parsing(info: FieldInfo) -> dict[str, Any]:
     raise TypeError(f"no flag can parse {info.annotation!r}")
 
 
-def _plain_type(annotation: Any) -> tuple[Any, bool]:
+def plain_type(annotation: Any) -> tuple[Any, bool]:
     """(the type without Annotated and None, whether None is allowed)."""
     if get_origin(annotation) is Annotated:
-        return _plain_type(get_args(annotation)[0])
+        return plain_type(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
         (member,) = (arg for arg in get_args(annotation) if arg is not NoneType)
-        return _plain_type(member)[0], True
+        return plain_type(member)[0], True
     return annotation, False
 
 
@@ -194,7 +194,7 @@ def _reservation(option: Option) -> str:
     return f" Note: {option.note}." if option.note else ""
 
 
-def _int_list(text: str) -> Sequence[int]:
+def int_list(text: str) -> Sequence[int]:
     try:
         return [int(item) for item in text.split(",") if item.strip()]
     except ValueError:

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``optimum_overrides``: sizes of the transformers implementation under optimum-rbln's names."""
+"""Sizes of the transformers implementation under optimum-rbln's names.
+
+``optimum_overrides`` of an engine and the options of the ahead-of-time API are the same entries,
+checked here once.
+"""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from rbln_vllm.config.unbuilt import without_unbuilt
+from rbln_vllm.devices import DeviceProfile
 
 CHUNK_MULTIPLE = 64
 """A prefill chunk is a multiple of this many tokens."""
@@ -18,15 +25,38 @@ class CompileOverrides(BaseModel):
     ``block_size``, to which ``kvcache_partition_len`` must be equal.
     """
 
+    LABEL: ClassVar[str] = "optimum_overrides"
+    FOREIGN: ClassVar[Mapping[str, str]] = {"dtype": "dtype is vLLM's: use --dtype"}
+    """Entries that belong elsewhere, and where."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    batch_size: PositiveInt | None = None
-    max_seq_len: PositiveInt | None = None
-    prefill_chunk_size: PositiveInt | None = None
-    kvcache_block_size: PositiveInt | None = None
-    kvcache_partition_len: PositiveInt | None = None
-    decoder_batch_sizes: Annotated[tuple[PositiveInt, ...] | None, "any order"] = None
-    attn_impl: Literal["eager", "flash_attn"] | None = None
+    batch_size: Annotated[
+        PositiveInt | None, Field(description="Sequences that are decoded together, at most.")
+    ] = None
+    max_seq_len: Annotated[
+        PositiveInt | None, Field(description="Tokens of a sequence, prompt and output together.")
+    ] = None
+    prefill_chunk_size: Annotated[
+        PositiveInt | None, Field(description="Tokens of a prefill step, a multiple of 64.")
+    ] = None
+    kvcache_block_size: Annotated[
+        PositiveInt | None, Field(description="Tokens of a KV block.")
+    ] = None
+    kvcache_partition_len: Annotated[
+        PositiveInt | None, Field(description="The same, under the name it has in flash attention.")
+    ] = None
+    decoder_batch_sizes: Annotated[
+        tuple[PositiveInt, ...] | None,
+        Field(description="Batch sizes with a decode program of their own, in any order."),
+    ] = None
+    attn_impl: Annotated[
+        Literal["eager", "flash_attn"] | None,
+        Field(
+            description="eager: a sequence is one block. flash_attn: it is several. Not given: as "
+            "the block's size says."
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -41,32 +71,59 @@ class CompileOverrides(BaseModel):
         return self
 
     @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> "CompileOverrides":
+    def of(cls, entries: Mapping[str, Any]) -> Self:
         """ValueError, in words, for unknown entries and for values that cannot be."""
-        if "dtype" in entries:
-            raise ValueError("optimum_overrides: dtype is vLLM's: use --dtype")
-        unknown = sorted(entries.keys() - cls.model_fields.keys())
+        for name, remedy in cls.FOREIGN.items():
+            if name in entries:
+                raise ValueError(f"{cls.LABEL}: {remedy}")
+        given = without_unbuilt(entries, cls.LABEL)
+        unknown = sorted(given.keys() - cls.model_fields.keys())
         if unknown:
             raise ValueError(
-                f"optimum_overrides: {', '.join(unknown)} is unknown or not built yet; known are "
+                f"{cls.LABEL}: {', '.join(unknown)} is unknown; known are "
                 f"{', '.join(cls.model_fields)}"
             )
-        sizes = entries.get("decoder_batch_sizes")
+        sizes = given.get("decoder_batch_sizes")
         if isinstance(sizes, list):
-            entries = {**entries, "decoder_batch_sizes": tuple(sizes)}
+            given["decoder_batch_sizes"] = tuple(sizes)
         try:
-            return cls(**entries)
+            return cls(**given)
         except ValidationError as error:
             texts = [
                 ": ".join((*map(str, item["loc"]), str(item["msg"]).removeprefix("Value error, ")))
                 for item in error.errors()
             ]
-            raise ValueError(f"optimum_overrides: {'; '.join(texts)}") from error
+            raise ValueError(f"{cls.LABEL}: {'; '.join(texts)}") from error
 
     @property
     def block_size(self) -> int | None:
         """Tokens of a KV block, under whichever of its names it was given."""
         return self.kvcache_block_size or self.kvcache_partition_len
+
+    def attention_block(self, given: int | None, max_seq_len: int, profile: DeviceProfile) -> int:
+        """Tokens of a KV block: as ``given`` or as ``attn_impl`` says, else the device's default.
+
+        ``eager`` attention keeps a sequence in one block of ``max_seq_len``, ``flash_attn`` goes
+        over several. ValueError where the two do not go together, or the device has no such block.
+        """
+        if self.attn_impl == "eager":
+            block = given or max_seq_len
+            if block != max_seq_len:
+                raise ValueError(
+                    f"attn_impl eager keeps a sequence in one block of {max_seq_len} tokens "
+                    f"(max_seq_len), not in blocks of {block}: leave the block's size out, or use "
+                    "attn_impl flash_attn"
+                )
+        else:
+            block = given or _default_block(max_seq_len, profile)
+        if self.attn_impl == "flash_attn" and block >= max_seq_len:
+            raise ValueError(
+                f"attn_impl flash_attn goes over several blocks, but one of {block} tokens holds "
+                f"a sequence of {max_seq_len} (max_seq_len): give a smaller kvcache_partition_len, "
+                "or use attn_impl eager"
+            )
+        profile.check_partition(block, max_seq_len)
+        return block
 
     def decode_buckets(self, max_batch: int) -> tuple[int, ...] | None:
         """The decode batch sizes, ascending, ``max_batch`` among them; None when not given.
@@ -88,3 +145,9 @@ def check_chunk(chunk: int | None, name: str) -> None:
     """ValueError for a prefill chunk that the transformers implementation cannot have."""
     if chunk is not None and chunk % CHUNK_MULTIPLE:
         raise ValueError(f"{name} {chunk} must be a positive multiple of {CHUNK_MULTIPLE}")
+
+
+def _default_block(max_seq_len: int, profile: DeviceProfile) -> int:
+    if profile.partition_min is None:
+        return profile.block_size_for(max_seq_len)
+    return profile.partition_for(max_seq_len)

@@ -10,6 +10,7 @@ import blake3
 
 from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, geometry_of
+from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
@@ -87,6 +88,8 @@ def _version_parts(toolchain: Toolchain) -> dict[str, str]:
 
 def model_content(model: "ModelConfig", load_format: str, digest_of: Callable[[Path], str]) -> str:
     """Digest of the model's configuration (after overrides) and of its weight files."""
+    if is_compiled_directory(str(model.model)):
+        return digest_of(Path(model.model) / ARTIFACT_MANIFEST)  # it holds those of all files
     hasher = blake3.blake3()
     hasher.update(_config_text(model.hf_config.to_dict()).encode())
     if load_format == "dummy":

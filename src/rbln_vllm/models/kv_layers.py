@@ -4,7 +4,9 @@
 Recorded in the artifact, so that a warm start can size and bind the pool without the model.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,3 +88,8 @@ def layers_to_json(layers: tuple[KVLayer, ...]) -> list[dict[str, Any]]:
 def layers_from_json(items: list[dict[str, Any]]) -> tuple[KVLayer, ...]:
     """The inverse; TypeError or ValueError when the manifest holds something else."""
     return tuple(KVLayer(**item) for item in items)
+
+
+def block_bytes(layers: Iterable[KVLayer], block_size: int) -> int:
+    """Bytes of one block over all layers."""
+    return sum(prod(layer.block_shape(block_size)) * layer.torch_dtype.itemsize for layer in layers)

@@ -7,16 +7,18 @@ so NumPy handles them: an operation of torch takes several times as long to begi
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import PADDING_POSITION, PADDING_SLOT
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 PADDING_BLOCK = 0
 """vLLM's null block: reserved when the pool is made and never handed out. Padding rows name it."""
@@ -73,7 +75,7 @@ class StepInputs:
         return places_N
 
 
-def step_inputs(batch: InputBatch, counts_B: Integers) -> StepInputs:
+def step_inputs(batch: "InputBatch", counts_B: Integers) -> StepInputs:
     """The next ``counts_B[b]`` tokens of each sequence of vLLM's batch."""
     rows_N, offsets_N = _rows_and_offsets(counts_B)
     positions_N = batch.num_computed_tokens_cpu[rows_N] + offsets_N

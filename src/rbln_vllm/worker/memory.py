@@ -12,7 +12,7 @@ from rbln_vllm.core.limits import blocks_for, check_fits
 from rbln_vllm.devices import GIB, npu_kv_budget
 from rbln_vllm.distributed.kv_transfer.offload.settle import offload_memory_bytes
 from rbln_vllm.geometry import Geometry
-from rbln_vllm.models.kv_layers import KVLayer
+from rbln_vllm.models.kv_layers import KVLayer, block_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -76,7 +76,7 @@ def check_pool(
     """
     blocks = vllm_config.cache_config.num_gpu_blocks_override
     if blocks is None:
-        blocks = budget // block_bytes(geometry, layers)
+        blocks = budget // block_bytes(layers, geometry.block_size)
     geometry.profile.check_num_blocks(blocks)
     if not any(layer.window for layer in layers):
         check_fits(geometry.max_model_len, max(1, blocks), geometry.block_size)
@@ -98,13 +98,4 @@ def _useful(geometry: Geometry, layers: tuple[KVLayer, ...]) -> int:
     The second half keeps the prefixes of finished requests. At most what the device has ids for.
     """
     blocks = blocks_for(2 * geometry.max_num_seqs * geometry.max_model_len, geometry.block_size)
-    return geometry.profile.cap_num_blocks(blocks) * block_bytes(geometry, layers)
-
-
-def block_bytes(geometry: Geometry, layers: tuple[KVLayer, ...]) -> int:
-    """Bytes of one block over all layers."""
-    total = 0
-    for layer in layers:
-        heads, tokens, pair = layer.block_shape(geometry.block_size)
-        total += heads * tokens * pair * layer.torch_dtype.itemsize
-    return total
+    return geometry.profile.cap_num_blocks(blocks) * block_bytes(layers, geometry.block_size)

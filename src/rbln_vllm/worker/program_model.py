@@ -3,14 +3,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.programs import ProgramKey
+from rbln_vllm.toolchain import Executable
 from rbln_vllm.worker.inputs import StagedInputs, StepInputs
-from rbln_vllm.worker.program_store import ProgramStore
+
+
+class Programs(Protocol):
+    """Where programs come from."""
+
+    executable: Executable
+
+    def ensure(self, key: ProgramKey) -> None:
+        """Make a program available; MissingProgramError when it may not be compiled now."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,7 @@ class ProgramModel(torch.nn.Module):
     Both raise MissingProgramError when the program they need may not be compiled now.
     """
 
-    def __init__(self, geometry: Geometry, store: ProgramStore) -> None:
+    def __init__(self, geometry: Geometry, store: Programs) -> None:
         super().__init__()
         self._table, self._store = geometry.table, store
         self._num_blocks_per_seq = geometry.num_blocks_per_seq

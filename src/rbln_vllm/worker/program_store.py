@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -16,6 +17,8 @@ from rbln_vllm.metrics.counters import ProgramCounters
 from rbln_vllm.models.content import cache_key
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
 from rbln_vllm.models.select import ModelBuilder, builder_of
+from rbln_vllm.optimum.directory import CompiledDirectory
+from rbln_vllm.optimum.serving import compiled_path
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import (
     Artifact,
@@ -79,6 +82,7 @@ class ProgramStore:
         self._policy, self._counters = StorePolicy.of(vllm_config), counters
         self._cache = toolchain.cache(envs.cache_root() / "rbln", logger)
         self._builder: ModelBuilder | None = None
+        self._compiled = compiled_path(vllm_config)
         self._key: CacheKey | None = None
         self._artifact: Artifact | None = None
         self.executable: Executable = toolchain.new_executable()
@@ -92,7 +96,9 @@ class ProgramStore:
         """
         started = time.perf_counter()
         wanted = self._geometry.table.programs
-        if self._policy.use_cache and self._cache_writable():
+        if self._compiled is not None:
+            self._open_compiled(self._compiled, wanted)
+        elif self._policy.use_cache and self._cache_writable():
             self._key = cache_key(self._config, self._toolchain, self._cache.digest)
         with self._lock():
             self._open_entry()
@@ -118,7 +124,7 @@ class ProgramStore:
         """
         if key.name in self.executable.program_names:
             return
-        if self._policy.strict or self._policy.require_precompiled:
+        if self._policy.strict or self._policy.require_precompiled or self._compiled is not None:
             self.executable.load(key.name)  # raises MissingProgramError
         logger.warning("Program %s is compiled after ready; requests wait for it", key.name)
         try:
@@ -147,6 +153,17 @@ class ProgramStore:
 
     def _lock(self) -> AbstractContextManager[None]:
         return nullcontext() if self._key is None else self._cache.locked(self._key)
+
+    def _open_compiled(self, path: Path, wanted: Sequence[ProgramKey]) -> None:
+        """A compiled directory: all that will ever run.
+
+        ValueError for one that is damaged or lacks a program.
+        """
+        found = CompiledDirectory.read(path, self._toolchain)
+        found.verify(self._cache.digest)
+        found.check_programs([key.name for key in wanted])
+        self.kv_layers, self._artifact = found.kv_layers, found.artifact
+        self.executable.add_artifact(found.artifact)
 
     def _open_entry(self) -> None:
         artifact = None if self._key is None else self._cache.find(self._key)

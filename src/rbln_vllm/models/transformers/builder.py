@@ -42,6 +42,14 @@ class TransformersModelBuilder:
         """Around whatever calls ``forward`` or ``logits``."""
         return nullcontext()
 
+    def named_weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by every name they have. Loads the model."""
+        named = (
+            *self.module.named_parameters(remove_duplicate=False),
+            *self.module.named_buffers(remove_duplicate=False),
+        )
+        return {name: tensor.detach() for name, tensor in named}
+
     @cached_property
     def module(self) -> PreTrainedModel:
         """The model with its weights."""

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rbln-vllm compile``: a model into a directory that can be served without the original."""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from rbln_vllm import envs
+from rbln_vllm.cli.errors import FAILED, CommandError, OneLineParser, one_line
+from rbln_vllm.cli.text_table import byte_size
+from rbln_vllm.config.flags import int_list, plain_type
+from rbln_vllm.devices import PROFILES, resolve_profile
+from rbln_vllm.optimum.options import RUNTIME, RBLNModelConfig
+from rbln_vllm.toolchain import CaptureError
+
+if TYPE_CHECKING:
+    from rbln_vllm.optimum.compiling import CompileJob
+    from rbln_vllm.optimum.directory import CompiledDirectory
+
+_ALIASES = {
+    "batch_size": "--max-num-seqs",
+    "max_seq_len": "--max-model-len",
+    "prefill_chunk_size": "--max-num-batched-tokens",
+    "kvcache_block_size": "--block-size",
+}
+"""Options whose flag may also be called as vLLM calls it."""
+_WRONG = (ValueError, TypeError, OSError, NotImplementedError)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Compile, or say what would be compiled; raises CommandError."""
+    options = _parser().parse_args(list(arguments))
+    if options.target is not None:
+        _dry_run(options)
+        return
+    if options.output is None:
+        raise CommandError("compile: --output DIR says where to put the compiled model")
+    try:
+        job = _job(options, options.npu or envs.force_npu_name())
+        _compile(job, Path(options.output), options.parallel)
+    except _WRONG as error:
+        raise CommandError(f"compile: {one_line(error)}") from error
+    except (CaptureError, RuntimeError) as error:
+        raise CommandError(f"compile: {one_line(error)}", FAILED) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="rbln-vllm compile",
+        description="Compile a Hugging Face model ahead of time. `rbln-vllm serve DIR` then needs "
+        "neither the original weights nor their modules.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a directory, or a name on the hub")
+    parser.add_argument("--output", "-o", metavar="DIR", help="where to put the compiled model")
+    for name, info in RBLNModelConfig.model_fields.items():
+        if name not in RUNTIME:
+            _add_option(parser, name, info)
+    parser.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, ...")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument("--trust-remote-code", action="store_true", help="as vLLM's")
+    parser.add_argument(
+        "--parallel", type=int, default=1, metavar="N", help="processes that compile programs"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="NPU",
+        help=f"compile nothing: show programs, limits and refusals on {', '.join(PROFILES)}",
+    )
+    parser.add_argument("--json", action="store_true", help="with --target: print JSON")
+    return parser
+
+
+def _add_option(parser: argparse.ArgumentParser, name: str, info: FieldInfo) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    flags = [flag, *filter(None, [_ALIASES.get(name)])]
+    plain, _ = plain_type(info.annotation)
+    kind: dict[str, Any] = {"type": int, "metavar": "N"}
+    if get_origin(plain) is Literal:
+        kind = {"choices": list(get_args(plain))}
+    elif get_origin(plain) is tuple:
+        kind = {"type": int_list, "metavar": "N,N"}
+    elif plain is str:
+        kind = {"choices": list(PROFILES)}
+    parser.add_argument(*flags, dest=name, default=None, help=info.description, **kind)
+
+
+def _job(options: argparse.Namespace, npu: str | None) -> "CompileJob":
+    """Raises ValueError, TypeError or OSError for what cannot be compiled."""
+    from rbln_vllm.optimum.compiling import CompileJob
+
+    names = [name for name in RBLNModelConfig.model_fields if name not in RUNTIME]
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    given.setdefault("batch_size", resolve_profile(npu).default_max_num_seqs)
+    if npu is not None:
+        given["npu"] = npu
+    keywords: dict[str, Any] = {"dtype": options.dtype}
+    if options.revision is not None:
+        keywords["revision"] = options.revision
+    if options.trust_remote_code:
+        keywords["trust_remote_code"] = True
+    return CompileJob.of(options.model, RBLNModelConfig.of(given), **keywords)
+
+
+def _compile(job: "CompileJob", output: Path, workers: int) -> None:
+    started = time.perf_counter()
+    with contextlib.redirect_stdout(sys.stderr), _progress(len(job.plan.geometry.table.names)) as p:
+        directory = job.compile_into(output, workers=workers, progress=p)
+    print(summary(directory, time.perf_counter() - started))
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr, where that is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc="Compiling", unit="program", disable=None) as bar:
+
+        def done(name: str) -> None:
+            bar.set_postfix_str(name, refresh=False)
+            bar.update()
+
+        yield done
+
+
+def summary(directory: "CompiledDirectory", seconds: float) -> str:
+    """Sizes and time, and the command that serves it."""
+    manifest = directory.artifact.manifest
+    weights = sum(entry.size for entry in manifest.weights.values())
+    programs = sum(entry.size for entry in manifest.programs.values())
+    return "\n".join(
+        (
+            f"Compiled {directory.config.source} for {directory.config.npu} in {seconds:.1f} s:",
+            f"  programs  {len(manifest.programs)}, {byte_size(programs)}",
+            f"  weights   {byte_size(weights)} ({directory.config.dtype})",
+            f"Serve it with: rbln-vllm serve {directory.path}",
+        )
+    )
+
+
+def _dry_run(options: argparse.Namespace) -> None:
+    """Print what ``--target`` asks for; CommandError when the device refuses it."""
+    from rbln_vllm.cli.compile_target import TargetReport
+
+    try:
+        resolve_profile(options.target)
+        report = TargetReport.of(_job(options, options.target))
+    except _WRONG as error:
+        raise CommandError(f"compile: {one_line(error)}") from error
+    print(json.dumps(report.facts(), indent=1) if options.json else report.text())
+    if report.refusals:
+        raise CommandError(f"compile: {options.target} refuses this: {'; '.join(report.refusals)}")

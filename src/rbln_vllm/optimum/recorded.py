@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compile configuration inside an artifact's manifest, under optimum-rbln's names."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rbln_vllm.optimum.plan import CompilePlan
+
+RECORD = "rbln_config"
+"""Where it stands in the manifest's ``model``."""
+_TEXTS = ("cls_name", "source", "dtype", "npu", "attn_impl")
+_SIZES = (
+    "batch_size",
+    "max_seq_len",
+    "prefill_chunk_size",
+    "kvcache_block_size",
+    "num_devices",
+)
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """What a model was compiled for.
+
+    ``source`` is the model as it was named then; ``decoder_batch_sizes`` descend, as
+    optimum-rbln has them. ValueError for values that cannot be.
+    """
+
+    cls_name: str
+    source: str
+    dtype: str
+    npu: str
+    attn_impl: str
+    batch_size: int
+    max_seq_len: int
+    prefill_chunk_size: int
+    kvcache_block_size: int
+    decoder_batch_sizes: tuple[int, ...]
+    num_devices: int = 1
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(getattr(self, name), str) for name in _TEXTS):
+            raise ValueError(f"{', '.join(_TEXTS)} are texts")
+        sizes = (*(getattr(self, name) for name in _SIZES), *self.decoder_batch_sizes)
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise ValueError(f"{', '.join(_SIZES)} and decoder_batch_sizes are positive numbers")
+
+    @classmethod
+    def of(cls, plan: CompilePlan, source: str, dtype: str) -> "RecordedConfig":
+        geometry = plan.geometry
+        naive = geometry.attention_mode == "naive"
+        return cls(
+            cls_name=plan.architecture.class_name,
+            source=source,
+            dtype=dtype,
+            npu=geometry.profile.name,
+            attn_impl="eager" if naive else "flash_attn",
+            batch_size=geometry.max_num_seqs,
+            max_seq_len=geometry.max_model_len,
+            prefill_chunk_size=plan.chunk,
+            kvcache_block_size=geometry.block_size,
+            decoder_batch_sizes=tuple(sorted(geometry.decode_buckets, reverse=True)),
+        )
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "RecordedConfig":
+        """Raises TypeError or ValueError for anything that is not one."""
+        sizes = document["decoder_batch_sizes"]
+        return cls(**{**document, "decoder_batch_sizes": tuple(sizes)})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
+
+    @property
+    def kvcache_partition_len(self) -> int | None:
+        """The block under its name in flash attention; None where a sequence is one block."""
+        return self.kvcache_block_size if self.attn_impl == "flash_attn" else None
+
+    def compile_command(self, directory: object) -> str:
+        """The command that makes ``directory`` anew."""
+        sizes = ",".join(map(str, self.decoder_batch_sizes))
+        return (
+            f"rbln-vllm compile {self.source} --output {directory} --dtype {self.dtype} "
+            f"--batch-size {self.batch_size} --max-seq-len {self.max_seq_len} "
+            f"--prefill-chunk-size {self.prefill_chunk_size} "
+            f"--kvcache-block-size {self.kvcache_block_size} --decoder-batch-sizes {sizes}"
+        )

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a compiled directory: what it was compiled for wins over the engine's arguments."""
+
+from logging import Logger
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rbln_vllm.config import OptimumRBLNConfig
+from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.geometry import geometry_of, options_of
+from rbln_vllm.model_impl import is_compiled_directory
+from rbln_vllm.optimum.directory import CompiledDirectory
+from rbln_vllm.optimum.recorded import RecordedConfig
+from rbln_vllm.toolchain import host_toolchain
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+ARGUMENTS = {
+    "max_num_seqs": "batch_size",
+    "max_model_len": "max_seq_len",
+    "block_size": "kvcache_block_size",
+    "dtype": "dtype",
+}
+"""Engine arguments, and the recorded values that take their place."""
+
+
+def take_over(
+    args: "EngineArgs", config: OptimumRBLNConfig, profile: DeviceProfile, logger: Logger
+) -> OptimumRBLNConfig:
+    """Where the model is a compiled directory, set what it was compiled for in ``args``.
+
+    Every value that changes is logged. Returns the options with the directory in them, and
+    ``config`` itself for any other model. ValueError for a directory that cannot be served, for
+    a chunk it was not compiled for, and for overrides of the model's configuration.
+    """
+    if not is_compiled_directory(args.model):
+        return config
+    found = CompiledDirectory.read(Path(args.model), host_toolchain())
+    found.check_device(profile.name)
+    found.warn_of_other_code(logger)
+    _check_unchangeable(args, found)
+    for name, recorded in ARGUMENTS.items():
+        _set(args, name, getattr(found.config, recorded), logger)
+    args.max_num_batched_tokens = found.config.prefill_chunk_size
+    return config.model_copy(
+        update={
+            "optimum_overrides": _overrides(config, found.config, logger),
+            "cached_model_path": str(found.path),
+        }
+    )
+
+
+def _check_unchangeable(args: "EngineArgs", found: CompiledDirectory) -> None:
+    chunk, compiled = args.max_num_batched_tokens, found.config.prefill_chunk_size
+    if chunk is not None and chunk != compiled:
+        raise ValueError(
+            f"--max-num-batched-tokens {chunk} is not the prefill chunk of the compiled model, "
+            f"{compiled}: leave it out, or compile it anew with {found.compile_command}"
+        )
+    if args.hf_overrides:
+        raise ValueError(
+            "--hf-overrides cannot change a compiled model: leave it out, or compile the original "
+            "with a changed configuration"
+        )
+
+
+def _set(args: "EngineArgs", name: str, value: Any, logger: Logger) -> None:
+    given = getattr(args, name)
+    if given not in (None, "auto") and str(given).removeprefix("torch.") != str(value):
+        logger.info(
+            "--%s is %s in the compiled model, not %s: the compiled model's value is used",
+            name.replace("_", "-"),
+            value,
+            given,
+        )
+    setattr(args, name, value)
+
+
+def _overrides(
+    config: OptimumRBLNConfig, recorded: RecordedConfig, logger: Logger
+) -> dict[str, Any]:
+    """The decode buckets that were compiled; all else that was asked for is dropped."""
+    kept = {"decoder_batch_sizes": list(recorded.decoder_batch_sizes)}
+    dropped = {n: v for n, v in config.optimum_overrides.items() if kept.get(n) != v}
+    if dropped:
+        logger.info("optimum_overrides %s have no effect on a compiled model", dropped)
+    return kept
+
+
+def compiled_path(vllm_config: "VllmConfig") -> Path | None:
+    """The compiled directory that a finished configuration serves, if it is one."""
+    path = getattr(options_of(vllm_config), "cached_model_path", None)
+    return None if path is None else Path(path)
+
+
+def check_compiled_programs(vllm_config: "VllmConfig") -> None:
+    """ValueError when a compiled directory lacks a program that the configuration runs."""
+    path = compiled_path(vllm_config)
+    if path is not None:
+        found = CompiledDirectory.read(path, host_toolchain())
+        found.check_programs(geometry_of(vllm_config).table.names)
