@@ -124,7 +124,7 @@ def drop_program(directory: Path) -> None:
         (spoil_version, {}, "was compiled by rbln_host 0.0.0, and this is rbln_host"),
         (drop_program, {}, "lacks 1 programs that this configuration runs: decode_b1_q1"),
         (None, {"max_num_batched_tokens": 128}, "128 is not the prefill chunk of the compiled"),
-        (None, {"long_prefill_token_threshold": 32}, "lacks 1 programs .*: prefill_b1_q32"),
+        (None, {"long_prefill_token_threshold": 32}, "lacks 2 programs .*: prefill_b1_q32, logits"),
         (None, {"model_impl": "vllm"}, "holds a compiled model of the transformers impl"),
     ],
 )

@@ -33,7 +33,7 @@ _NO_RUNTIME = (
 )
 
 
-class RBLNModelForCausalLM(GenerationMixin):  # type: ignore[misc]
+class RBLNModelForCausalLM(GenerationMixin):
     """A compiled decoder-only model.
 
     ``config`` and ``generation_config`` are Hugging Face's, ``rbln_config`` says what the model

@@ -17,7 +17,8 @@ from rbln_vllm.worker.inputs import StagedInputs, StepInputs
 class Programs(Protocol):
     """Where programs come from."""
 
-    executable: Executable
+    @property
+    def executable(self) -> Executable: ...
 
     def ensure(self, key: ProgramKey) -> None:
         """Make a program available; MissingProgramError when it may not be compiled now."""
