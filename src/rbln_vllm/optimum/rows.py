@@ -126,7 +126,7 @@ class RowsRunner:
     def _decode(self, cache: RowsCache, ids_B: Integers) -> Tensor:
         rows = np.arange(len(ids_B))
         step = self._step(cache, rows, ids_B, cache.lengths_B)
-        return self._model.run_step(self._table.decode_for(len(rows)), step)
+        return self._model.run_step(self._table.decode_for(len(rows)), step).hidden_NH
 
     def _prefill(self, cache: RowsCache, row: int, ids_N: Integers) -> Tensor:
         """Hidden state ``[hidden]`` of the last token."""
@@ -134,7 +134,7 @@ class RowsRunner:
         for first, part_N in _chunks(ids_N, self._table.chunk):
             positions_N = cache.lengths_B[row] + first + np.arange(len(part_N))
             step = self._step(cache, np.array([row]), part_N, positions_N)
-            hidden_NH = self._model.run_step(self._table.prefill, step)
+            hidden_NH = self._model.run_step(self._table.prefill, step).hidden_NH
         return hidden_NH[-1].clone()
 
     def _step(
@@ -142,9 +142,10 @@ class RowsRunner:
     ) -> StepInputs:
         """A step of these rows: a token of each, or all tokens of the one."""
         blocks_BT = cache.block_table_BT[rows]
-        owners_N = np.arange(len(ids_N)) if len(rows) > 1 else np.zeros(len(ids_N), np.int64)
+        counts_B = np.full(len(rows), len(ids_N) // len(rows))
+        owners_N = np.repeat(np.arange(len(rows)), counts_B)
         slots_N = slots_of(blocks_BT, owners_N, positions_N, self._geometry.block_size)
-        return StepInputs(ids_N, positions_N, slots_N, blocks_BT)
+        return StepInputs(ids_N, positions_N, slots_N, counts_B, blocks_BT)
 
 
 def _chunks(ids_N: Integers, size: int) -> Iterator[tuple[int, Integers]]:
