@@ -57,6 +57,8 @@ ARCHITECTURES = (
     # Half of each head rotates; attention and MLP are parallel.
     Architecture("PhiForCausalLM", own_process=True),
     Architecture("OPTForCausalLM"),  # learned positions with an offset
+    Architecture("Qwen3MoeForCausalLM"),  # experts
+    Architecture("GptOssForCausalLM", (48, 0)),  # with biases and limits; sinks
     Architecture("GPT2LMHeadModel"),  # learned positions
 )
 

@@ -13,7 +13,9 @@ bfloat16  [O/16, K/2, 16, 2]      [o // 16, k // 2, o % 16, k % 2]
 others    [O/16, K, 16]           [o // 16, k, o % 16]
 ========  ======================  ==================================
 
-Divisions round up. The layout depends on nothing but the dtype, so an artifact serves any machine.
+Divisions round up. The matrices of a weight ``[E, O, K]``, one for each expert, are packed one
+after the other: its packed shape begins with ``E``. The layout depends on nothing but the dtype, so
+an artifact serves any machine.
 """
 
 from enum import StrEnum
@@ -28,7 +30,12 @@ GROUP = 16
 """Output features that lie side by side."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 """Dtypes that can be packed."""
-_WEIGHT_ARGUMENT = {"rbln::linear": "weight_OK", "rbln::gated_linear": "weight_GK"}
+_WEIGHT_ARGUMENT = {
+    "rbln::linear": "weight_OK",
+    "rbln::gated_linear": "weight_GK",
+    "rbln::gated_experts": "gate_up_EGH",
+    "rbln::combine_experts": "down_EHI",
+}
 
 
 class Layout(StrEnum):
@@ -45,48 +52,47 @@ class Layout(StrEnum):
             return spec.shape
         if not packable(spec):
             raise ValueError(f"a weight {spec.dtype} {spec.shape} cannot be packed")
-        rows, width = spec.shape
+        *experts, rows, width = spec.shape
         groups = -(-rows // GROUP)
         if spec.dtype == torch.bfloat16:
-            return (groups, -(-width // 2), GROUP, 2)
-        return (groups, width, GROUP)
+            return (*experts, groups, -(-width // 2), GROUP, 2)
+        return (*experts, groups, width, GROUP)
 
 
 def packable(spec: TensorSpec) -> bool:
     """Whether a weight of this shape and dtype has a packed form."""
-    return len(spec.shape) == 2 and min(spec.shape) > 0 and spec.dtype in DTYPES
+    return len(spec.shape) in {2, 3} and min(spec.shape) > 0 and spec.dtype in DTYPES
 
 
-def pack(weight_OK: Tensor) -> Tensor:
-    """The packed copy of a weight of any strides; ValueError unless it is a matrix of a dtype in
-    ``DTYPES``."""
-    rows, width = weight_OK.shape if weight_OK.dim() == 2 else (0, 0)
-    shape = Layout.ROWS16.shape(TensorSpec(tuple(weight_OK.shape), weight_OK.dtype))
-    padded = rows % GROUP or (width % 2 and weight_OK.dtype == torch.bfloat16)
-    packed = weight_OK.new_zeros(shape) if padded else weight_OK.new_empty(shape)
-    whole = rows // GROUP * GROUP
-    _copy_groups(packed[: whole // GROUP], weight_OK[:whole])
-    if whole < rows:
-        last = weight_OK.new_zeros(GROUP, width)
-        last[: rows - whole] = weight_OK[whole:]
-        _copy_groups(packed[-1:], last)
+def pack(weight: Tensor) -> Tensor:
+    """The packed copy of a weight ``[O, K]`` or ``[E, O, K]`` of any strides; ValueError unless
+    it is one of a dtype in ``DTYPES``."""
+    shape = Layout.ROWS16.shape(TensorSpec(tuple(weight.shape), weight.dtype))
+    rows, width = weight.shape[-2:]
+    padded = rows % GROUP or (width % 2 and weight.dtype == torch.bfloat16)
+    packed = weight.new_zeros(shape) if padded else weight.new_empty(shape)
+    if weight.dim() == 2:
+        _copy_matrix(packed, weight)
+        return packed
+    for target, matrix_OK in zip(packed, weight, strict=True):
+        _copy_matrix(target, matrix_OK)
     return packed
 
 
-def unpack(packed: Tensor, rows: int, width: int) -> Tensor:
-    """The weight ``[rows, width]`` of a packed copy. ValueError when its shape is another's."""
-    if tuple(packed.shape) != Layout.ROWS16.shape(TensorSpec((rows, width), packed.dtype)):
-        raise ValueError(f"packed {tuple(packed.shape)} does not hold [{rows}, {width}]")
-    if packed.dtype == torch.bfloat16:
-        plain = packed.permute(0, 2, 1, 3).reshape(packed.shape[0] * GROUP, -1)
-    else:
-        plain = packed.transpose(1, 2).reshape(packed.shape[0] * GROUP, -1)
-    return plain[:rows, :width].contiguous()
+def unpack(packed: Tensor, *shape: int) -> Tensor:
+    """The weight of this shape from its packed copy. ValueError when that has another's."""
+    spec = TensorSpec(shape, packed.dtype)
+    if not packable(spec) or tuple(packed.shape) != Layout.ROWS16.shape(spec):
+        raise ValueError(f"packed {tuple(packed.shape)} does not hold {list(shape)}")
+    *experts, rows, width = shape
+    axes = (-3, -2) if packed.dtype == torch.bfloat16 else (-2, -1)
+    plain = packed.transpose(*axes)
+    return plain.reshape(*experts, -(-rows // GROUP) * GROUP, -1)[..., :rows, :width].contiguous()
 
 
 def packed_weights(graph: Graph) -> frozenset[str]:
-    """Names of the weights that the kernels of ``graph`` read packed: those a ``rbln::linear`` or
-    ``rbln::gated_linear`` names directly.
+    """Names of the weights that the kernels of ``graph`` read packed: those a ``rbln::linear``, a
+    ``rbln::gated_linear`` or experts name directly.
 
     Such a weight is stored packed only, whoever else reads it: of a tied embedding the table's
     kernel finds its rows in the packed copy.
@@ -104,6 +110,16 @@ def _packed_value(command: Command) -> str | None:
     argument = _WEIGHT_ARGUMENT.get(command.operator)
     value = arguments_of(command).get(argument) if argument else None
     return value.name if isinstance(value, Ref) else None
+
+
+def _copy_matrix(packed: Tensor, weight_OK: Tensor) -> None:
+    rows, width = weight_OK.shape
+    whole = rows // GROUP * GROUP
+    _copy_groups(packed[: whole // GROUP], weight_OK[:whole])
+    if whole < rows:
+        last = weight_OK.new_zeros(GROUP, width)
+        last[: rows - whole] = weight_OK[whole:]
+        _copy_groups(packed[-1:], last)
 
 
 def _copy_groups(packed: Tensor, weight_OK: Tensor) -> None:

@@ -9,6 +9,7 @@
 #include "kernels/attention_rows.h"
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/rotary.h"
 #include "kernels/rows.h"
 #include "kernels/sampling.h"
@@ -57,6 +58,9 @@ constexpr Kernel kTable[static_cast<int>(Op::kCount)] = {
     {argmax_plan, argmax_run, no_scratch},
     {mask_tokens_plan, mask_tokens_run, no_scratch},
     {sample_plan, sample_run, sample_scratch},
+    {route_plan, route_run, route_scratch},
+    {gated_experts_plan, gated_experts_run, gated_experts_scratch},
+    {combine_experts_plan, combine_experts_run, combine_experts_scratch},
 };
 
 }  // namespace

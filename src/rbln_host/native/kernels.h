@@ -52,9 +52,24 @@ struct AttentionItem {
   int32_t queries;
 };
 
+// The rows of one expert: places [start, end).
+struct ExpertSpan {
+  int32_t expert;
+  int32_t start;
+  int32_t end;
+};
+
+// The rows of a step by expert. A place is token * choices + choice.
+struct ExpertRows {
+  std::vector<int32_t> places;
+  std::vector<ExpertSpan> used;  // experts that have rows, by their numbers
+  std::vector<int32_t> next;     // while sorting: counts, then where the next row goes
+};
+
 // State of one run that all threads share. Written by a command's `plan`, alone, before its tasks.
 struct Shared {
   std::vector<AttentionItem> items;
+  ExpertRows experts;
   int threads = 1;
   int64_t tokens = INT64_MAX;  // tokens in use; the rows of others need not be computed
   Scratch partials;

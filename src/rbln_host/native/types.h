@@ -78,6 +78,9 @@ enum class Op : uint8_t {
   kArgmax,
   kMaskTokens,
   kSample,
+  kRoute,
+  kGatedExperts,
+  kCombineExperts,
   kCount,
 };
 
@@ -148,6 +151,9 @@ struct Call {
   bool packed = false;
   bool by_token = false;  // axis 0 of every operand with rows is the program's tokens
   bool neox = true;
+  bool renormalise = false;
+  float limit = 0;   // of gates and ups; 0: none
+  float offset = 0;  // of ups
   Activation activation = Activation::kNone;
   std::vector<ExpressionStep> expression;
 

@@ -6,6 +6,7 @@ from rbln_host.ops.attention import PADDING_POSITION, paged_attention
 from rbln_host.ops.elementwise import elementwise
 from rbln_host.ops.kv_cache import PADDING_SLOT, write_kv
 from rbln_host.ops.linear import gated_linear, linear
+from rbln_host.ops.moe import combine_experts, gated_experts, gated_product, route
 from rbln_host.ops.norm import fused_add_rms_norm, layer_norm, rms_norm
 from rbln_host.ops.rotary import rotary_embedding, rotary_write_kv
 from rbln_host.ops.sampling import PADDING_ROW, mask_tokens, sample
@@ -15,10 +16,13 @@ __all__ = [
     "PADDING_POSITION",
     "PADDING_ROW",
     "PADDING_SLOT",
+    "combine_experts",
     "elementwise",
     "fused_add_rms_norm",
     "gated_activation",
+    "gated_experts",
     "gated_linear",
+    "gated_product",
     "layer_norm",
     "linear",
     "mask_tokens",
@@ -26,6 +30,7 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "rotary_write_kv",
+    "route",
     "sample",
     "write_kv",
 ]

@@ -95,8 +95,8 @@ def _flops(command: Command, tensors: Mapping[str, Tensor]) -> int:
     if summed is None or output is None:
         return 0
     operands = _operands(command, tensors)
-    # A gated linear computes twice as many columns as it returns.
-    factor = 4 if command.operator == "rbln::gated_linear" else 2
+    # A gate computes twice as many columns as it returns.
+    factor = 4 if command.operator in {"rbln::gated_linear", "rbln::gated_experts"} else 2
     return factor * tensors[output].numel() * summed(operands)
 
 
@@ -121,6 +121,8 @@ def _last_axis(name: str) -> Callable[[Mapping[str, Tensor]], int]:
 _SUMMED: Mapping[str, Callable[[Mapping[str, Tensor]], int]] = {
     "rbln::linear": _last_axis("input_NK"),
     "rbln::gated_linear": _last_axis("input_NK"),
+    "rbln::gated_experts": _last_axis("input_NH"),
+    "rbln::combine_experts": lambda operands: math.prod(operands["gated_NSI"].shape[1:]),
     "aten::linear": _last_axis("input"),
     "aten::matmul": _last_axis("self"),
     "aten::mm": _last_axis("self"),

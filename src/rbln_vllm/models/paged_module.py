@@ -10,8 +10,10 @@ from torch import Tensor
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
-import rbln_vllm.models.layers  # noqa: F401  (registers our layers with vLLM)
+import rbln_vllm.models.layers
+import rbln_vllm.models.moe_layers  # noqa: F401  (both register our layers with vLLM)
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.kv_layers import KVLayer
 
@@ -56,13 +58,14 @@ class PagedModule:
             yield
 
     def _attention_layers(self) -> dict[str, Attention]:
-        others = [n for n, layer in self._context.items() if not isinstance(layer, Attention)]
+        found = {n: m for n, m in self._context.items() if not isinstance(m, MoERunner)}
+        others = [n for n, layer in found.items() if not isinstance(layer, Attention)]
         if others:
             raise NotImplementedError(
                 f"layers {others[:3]} keep a state other than paged attention's, which is not "
                 "built yet"
             )
-        return dict(self._context)
+        return found
 
     def _kv_layer(self, name: str) -> KVLayer:
         layer = self._layers[name]

@@ -52,6 +52,19 @@ def test_any_strides(dtype: torch.dtype) -> None:
         assert torch.equal(pack(view), pack(view.clone(memory_format=torch.contiguous_format)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(16, 8), (17, 7), (5, 1)])
+def test_experts_one_after_the_other(dtype: torch.dtype, rows: int, width: int) -> None:
+    weights = torch.stack([counted(rows, width, dtype) + number for number in range(3)])
+    packed = pack(weights.transpose(1, 2).contiguous().transpose(1, 2))
+    assert tuple(packed.shape) == Layout.ROWS16.shape(TensorSpec((3, rows, width), dtype))
+    for expert in range(3):
+        assert torch.equal(packed[expert], pack(weights[expert]))
+    assert torch.equal(unpack(packed, 3, rows, width), weights)
+    with pytest.raises(ValueError, match="does not hold"):
+        unpack(packed, 2, rows, width)
+
+
 def test_keeps_every_bit() -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(256, 256)
     weight = bits.view(torch.bfloat16)
@@ -62,7 +75,8 @@ def test_keeps_every_bit() -> None:
     "weight",
     [
         torch.zeros(4),
-        torch.zeros(2, 3, 4),
+        torch.zeros(2, 3, 4, 5),
+        torch.zeros(2, 0, 4),
         torch.zeros(2, 3, dtype=torch.int64),
         torch.zeros(0, 3),
         torch.zeros(3, 0),

@@ -202,7 +202,7 @@ def _lookup(call: _Call, table: str, ids: Operand) -> list[NativeCommand]:
     """Rows of a table of any width, which may be packed."""
     found = call.packed(table)
     operand, spec = found or (call[table], None)
-    if spec is None and len(operand.shape) != 2:
+    if len(spec.shape if spec else operand.shape) != 2:
         raise Unclaimed("its table is not a matrix")
     rows, width = spec.shape if spec else operand.shape
     numbers = {"packed": float(spec is not None), "rows": float(rows), "width": float(width)}
@@ -288,6 +288,25 @@ def _sample(call: _Call) -> list[NativeCommand]:
     return [NativeCommand("sample", operands)]
 
 
+def _route(call: _Call) -> list[NativeCommand]:
+    operands = (call["logits_NE"], call.output(0), call.output(1))
+    return [NativeCommand("route", operands, {"renormalise": call.number("renormalise")})]
+
+
+def _gated_experts(call: _Call) -> list[NativeCommand]:
+    weights = (call.weight("gate_up_EGH"), call.optional("bias_EG"))
+    operands = (call["input_NH"], *weights, call["experts_NS"], call.output())
+    numbers = {name: call.number(name) for name in ("limit", "offset")}
+    return [NativeCommand("gated_experts", operands, numbers, call.text("activation"))]
+
+
+def _combine_experts(call: _Call) -> list[NativeCommand]:
+    weights = (call.weight("down_EHI"), call.optional("bias_EH"))
+    routed = (call["experts_NS"], call["weights_NS"])
+    operands = (call["gated_NSI"], *weights, *routed, call.output())
+    return [NativeCommand("combine_experts", operands)]
+
+
 def _axis(call: _Call, axes: int) -> int:
     """The argument ``dim``, counted from the front."""
     dim = call.value("dim")
@@ -310,6 +329,9 @@ _TABLE: Mapping[str, Callable[[_Call], list[NativeCommand]]] = {
     "rbln::elementwise": _elementwise,
     "rbln::mask_tokens": _mask_tokens,
     "rbln::sample": _sample,
+    "rbln::route": _route,
+    "rbln::gated_experts": _gated_experts,
+    "rbln::combine_experts": _combine_experts,
     "aten::embedding": _embedding,
     "aten::index_select": _index_select,
     "aten::argmax": _argmax,

@@ -18,9 +18,11 @@ ROW_BY_ROW = frozenset(
         *(
             f"rbln::{name}"
             for name in (
+                "combine_experts",
                 "elementwise",
                 "fused_add_rms_norm",
                 "gated_activation",
+                "gated_experts",
                 "gated_linear",
                 "layer_norm",
                 "linear",
@@ -28,6 +30,7 @@ ROW_BY_ROW = frozenset(
                 "rms_norm",
                 "rotary_embedding",
                 "rotary_write_kv",
+                "route",
                 "write_kv",
             )
         ),

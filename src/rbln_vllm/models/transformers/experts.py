@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts as a straight line of matrix products: every expert sees every token.
+"""Mixtures of experts as three operators: which experts, their gated rows, and the weighted sum.
 
-Which experts a token is routed to depends on data, which a static program does not branch on. So
-each expert's result is weighted by what the router gave it, mostly zero. A step of few tokens reads
-all experts' weights, and a step of many computes experts/top_k times what was asked for.
+Hugging Face's own experts loop over those that were hit, which a static program cannot. What a
+module's gate or router computes is found by trying it on a few numbers, so that one replacement
+serves every architecture; a router that is none of ours stays as it is.
 """
 
+import copy
+from dataclasses import dataclass
+from itertools import product
 from typing import Any, cast
 
 import torch
@@ -13,62 +16,169 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from rbln_host.ops import ACTIVATIONS, gated_product, route
 
-class EveryExpert(torch.nn.Module):
-    """Replaces an experts module, whose weights are ``[experts, ...]``, by one weight for each."""
+GATED_COLUMNS = 16
+"""``rbln::gated_experts`` takes gates of a multiple of this many features natively."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How an expert joins its two halves; see ``rbln_host.ops.gated_product``."""
+
+    activation: str
+    limit: float
+    offset: float
+
+
+class Experts(torch.nn.Module):
+    """Replaces an experts module, and takes its weights.
+
+    ``gate_up_EGH`` has the rows of the gate first, each half filled up with zeros to a multiple of
+    ``GATED_COLUMNS``. Raises NotImplementedError for a gate that no operator has.
+    """
+
+    gate_up_bias_EG: Tensor | None
+    down_bias_EH: Tensor | None
 
     def __init__(self, experts: torch.nn.Module) -> None:
         super().__init__()
         source = cast(Any, experts)
-        self._gate = source._apply_gate
-        self.num_experts = int(source.gate_up_proj.shape[0])
-        for index in range(self.num_experts):
-            for name in ("gate_up_proj", "down_proj"):
-                weight = getattr(source, name)[index].detach()
-                if source.is_transposed:
-                    weight = weight.t().contiguous()
-                self._add(name, index, weight)
-                if source.has_bias:
-                    self._add(f"{name}_bias", index, getattr(source, f"{name}_bias")[index])
-        self._has_bias = bool(source.has_bias)
-        # The gate is a method of the module that is replaced; its weights are ours now.
-        experts._parameters.clear()
-
-    def _add(self, name: str, index: int, tensor: Tensor) -> None:
-        parameter = torch.nn.Parameter(tensor.detach(), requires_grad=False)
-        self.register_parameter(f"{name}_{index}", parameter)
+        self._gate = gate_of(source)
+        self.gate_up_EGH = _parameter(_halves_first(_rows_first(source, "gate_up_proj"), source))
+        down_EHI = _rows_first(source, "down_proj")
+        self.down_EHI = _parameter(functional.pad(down_EHI, (0, _lacking(down_EHI.shape[2]))))
+        bias = source.gate_up_proj_bias.detach() if source.has_bias else None
+        bias_EG = None if bias is None else _halves_first(bias[..., None], source)[..., 0]
+        self.gate_up_bias_EG = None if bias_EG is None else _parameter(bias_EG)
+        self.down_bias_EH = _parameter(source.down_proj_bias) if source.has_bias else None
+        experts._parameters.clear()  # of one layer at a time both forms are in memory
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """``[N, hidden]`` for ``top_k`` experts and their weights ``[N, top_k]``."""
-        shape = (hidden_states.shape[0], self.num_experts)
-        shares_NE = hidden_states.new_zeros(shape).scatter(
-            1, top_k_index, top_k_weights.to(hidden_states.dtype)
+        gated_NSI = torch.ops.rbln.gated_experts(
+            hidden_states,
+            self.gate_up_EGH,
+            self.gate_up_bias_EG,
+            top_k_index,
+            self._gate.activation,
+            self._gate.limit,
+            self._gate.offset,
         )
-        total_NH: Tensor | None = None
-        for index in range(self.num_experts):
-            gated_NI = self._gate(self._linear("gate_up_proj", index, hidden_states))
-            share_N1 = shares_NE[:, index : index + 1]
-            weighted_NH = self._linear("down_proj", index, gated_NI) * share_N1
-            total_NH = weighted_NH if total_NH is None else total_NH + weighted_NH
-        assert total_NH is not None
-        return total_NH
-
-    def _linear(self, name: str, index: int, source_NK: Tensor) -> Tensor:
-        bias = getattr(self, f"{name}_bias_{index}") if self._has_bias else None
-        return functional.linear(source_NK, getattr(self, f"{name}_{index}"), bias)
+        weights_NS = top_k_weights.to(hidden_states.dtype)
+        output_NH: Tensor = torch.ops.rbln.combine_experts(
+            gated_NSI, self.down_EHI, self.down_bias_EH, top_k_index, weights_NS
+        )
+        return output_NH
 
 
-def spread_experts(model: PreTrainedModel) -> None:
-    """Replace the experts modules of ``model``.
+class Router(torch.nn.Module):
+    """Replaces a router whose results are those of ``rbln::route``."""
 
-    Raises NotImplementedError for experts without a gate.
+    def __init__(self, router: torch.nn.Module, renormalise: bool) -> None:
+        super().__init__()
+        self.weight = cast(torch.nn.Parameter, router.weight)
+        self.bias = cast(torch.nn.Parameter | None, getattr(router, "bias", None))
+        self.top_k, self._renormalise = int(cast(Any, router).top_k), renormalise
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits ``[N, experts]``, weights and experts ``[N, top_k]``."""
+        hidden_NH = hidden_states.reshape(-1, self.weight.shape[1])
+        logits_NE = functional.linear(hidden_NH, self.weight, self.bias)
+        weights_NS, experts_NS = torch.ops.rbln.route(logits_NE, self.top_k, self._renormalise)
+        return logits_NE, weights_NS, experts_NS
+
+
+def replace_experts(model: PreTrainedModel) -> None:
+    """Replace the experts of ``model`` and, where they do the same, its routers.
+
+    Raises NotImplementedError for experts that no operator computes.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if not hasattr(child, "is_transposed") or not hasattr(child, "_apply_gate"):
-                continue
-            if not getattr(child, "has_gate", False):
-                raise NotImplementedError(
-                    f"{type(child).__name__}: experts without a gate are not built yet"
-                )
-            setattr(parent, name, EveryExpert(child))
+            if hasattr(child, "is_transposed") and hasattr(child, "_apply_gate"):
+                setattr(parent, name, Experts(child))
+            elif _is_router(child) and (renormalise := renormalises(child)) is not None:
+                setattr(parent, name, Router(child, renormalise))
+
+
+def gate_of(experts: Any) -> Gate:
+    """What the module's ``_apply_gate`` computes; NotImplementedError when it is none of ours."""
+    if not getattr(experts, "has_gate", False):
+        raise NotImplementedError(
+            f"{type(experts).__name__}: experts without a gate are not built yet"
+        )
+    gate, up = _sample(2, 64, 8)
+    joined = torch.stack((gate, up), dim=-1).flatten(-2)
+    expected = experts._apply_gate(
+        torch.cat((gate, up), dim=-1) if experts.is_concatenated else joined
+    )
+    limits = (0.0, float(getattr(experts, "limit", None) or 0.0))
+    for activation, limit, offset in product(ACTIVATIONS, limits, (0.0, 1.0)):
+        found = gated_product(gate, up, activation, limit, offset)
+        if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
+            return Gate(activation, limit, offset)
+    raise NotImplementedError(
+        f"{type(experts).__name__}: its gate is none of {', '.join(ACTIVATIONS)}, with or without "
+        "a limit, which is not built yet: use --model-impl vllm"
+    )
+
+
+def renormalises(router: Any) -> bool | None:
+    """How ``rbln::route`` does what the module does; None when it does something else."""
+    hidden_NH = _sample(64, 8) / 30  # small: a softmax that is 0 somewhere has no order
+    (weight_EH,) = _sample(1, router.weight.shape[0], 8)
+    tried = copy.copy(router)
+    bias_E = None if getattr(router, "bias", None) is None else weight_EH[:, 0].clone()
+    given = {"weight": weight_EH} if bias_E is None else {"weight": weight_EH, "bias": bias_E}
+    tried._parameters = {**router._parameters, **given}
+    tried.hidden_dim = tried.hidden_size = 8
+    logits_NE = functional.linear(hidden_NH, weight_EH, bias_E)
+    expected = tried(hidden_NH)
+    for renormalise in (True, False):
+        found = (logits_NE, *route(logits_NE, int(router.top_k), renormalise))
+        if _alike(found, expected):
+            return renormalise
+    return None
+
+
+def _is_router(module: torch.nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return hasattr(module, "top_k") and weight is not None and weight.dim() == 2
+
+
+def _alike(found: tuple[Tensor, ...], expected: Any) -> bool:
+    if not isinstance(expected, tuple) or len(expected) != len(found):
+        return False
+    return all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-5, atol=1e-6)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _sample(*shape: int) -> Tensor:
+    """Numbers large enough for limits to matter, the same every time."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return 6 * torch.randn(shape, generator=generator, device="cpu")
+
+
+def _rows_first(source: Any, name: str) -> Tensor:
+    """A weight as ``[experts, rows, columns]``."""
+    weight: Tensor = getattr(source, name).detach()
+    return weight.transpose(1, 2) if source.is_transposed else weight
+
+
+def _halves_first(both_EGX: Tensor, source: Any) -> Tensor:
+    """The rows of the gates, then those of the ups, each filled up to a multiple of 16."""
+    split = (2, -1) if source.is_concatenated else (-1, 2)
+    halves = both_EGX.unflatten(1, split)
+    halves_E2IX = halves if source.is_concatenated else halves.transpose(1, 2)
+    return functional.pad(halves_E2IX, (0, 0, 0, _lacking(halves_E2IX.shape[2]))).flatten(1, 2)
+
+
+def _lacking(size: int) -> int:
+    return -size % GATED_COLUMNS
+
+
+def _parameter(tensor: Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.detach().contiguous(), requires_grad=False)

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rbln_vllm.models.transformers.attention import ATTENTION
-from rbln_vllm.models.transformers.experts import spread_experts
+from rbln_vllm.models.transformers.experts import replace_experts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -87,5 +87,5 @@ class ModelSource:
 
 
 def _finished(model: PreTrainedModel) -> PreTrainedModel:
-    spread_experts(model)
+    replace_experts(model)
     return model.eval()

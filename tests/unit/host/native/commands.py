@@ -26,6 +26,9 @@ OUTPUTS = {
     "argmax": (1,),
     "mask_tokens": (1,),
     "sample": (6, 7),
+    "route": (1, 2),
+    "gated_experts": (4,),
+    "combine_experts": (5,),
 }
 """Which tensors of a command it writes."""
 
@@ -171,6 +174,24 @@ VALID = {
             (
                 Spec((3, 40)),
                 *(Spec((3,), dtype) for dtype in (F32, I32, F32, I64, I64, I64, F32)),
+            ),
+        ),
+        CommandSpec("route", (Spec((3, 8)), Spec((3, 2)), Spec((3, 2), I64)), {"renormalise": 1}),
+        CommandSpec(
+            "gated_experts",
+            (Spec((3, 5)), Spec((6, 4, 5, 16)), Spec((6, 64)), Spec((3, 2), I64), Spec((3, 2, 32))),
+            {"limit": 7, "offset": 1},
+            text="silu",
+        ),
+        CommandSpec(
+            "combine_experts",
+            (
+                Spec((3, 2, 5)),
+                Spec((6, 2, 5, 16)),
+                Spec((6, 20)),
+                Spec((3, 2), I64),
+                Spec((3, 2)),
+                Spec((3, 20)),
             ),
         ),
     )

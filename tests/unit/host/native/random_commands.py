@@ -38,11 +38,11 @@ def activation(rng: Random) -> str:
     return rng.choice(("none", "relu", "silu", "gelu", "gelu_tanh", "quick_gelu", "tanh", "relu2"))
 
 
-def packed(columns: int, width: int, dtype: str) -> Spec:
+def packed(columns: int, width: int, dtype: str, *experts: int) -> Spec:
     groups = -(-columns // 16)
     if dtype == "bfloat16":
-        return Spec((groups, -(-width // 2), 16, 2), dtype)
-    return Spec((groups, width, 16), dtype)
+        return Spec((*experts, groups, -(-width // 2), 16, 2), dtype)
+    return Spec((*experts, groups, width, 16), dtype)
 
 
 def linear(rng: Random, dtype: str) -> CommandSpec:
@@ -169,9 +169,34 @@ def sample(rng: Random, dtype: str) -> CommandSpec:
     return CommandSpec("sample", (loose(rng, (rows, width), dtype), *each))
 
 
+def route(rng: Random, dtype: str) -> CommandSpec:
+    rows, experts = rng.randint(0, 20), rng.choice((1, 2, 15, 16, 17, 33))
+    chosen = (rows, rng.randint(1, experts))
+    logits, weights = loose(rng, (rows, experts), dtype), loose(rng, chosen, dtype)
+    tensors = (logits, weights, loose(rng, chosen, "int64", last_free=True))
+    return CommandSpec("route", tensors, {"renormalise": float(rng.randint(0, 1))})
+
+
+def experts(rng: Random, dtype: str) -> CommandSpec:
+    rows, width, inner = rng.randint(0, 9), rng.randint(1, 35), 16 * rng.randint(1, 3)
+    count, choices = rng.randint(1, 4), rng.randint(1, 4)
+    chosen = loose(rng, (rows, choices), rng.choice(INTEGERS), last_free=True)
+    if rng.random() < 0.5:
+        bias = maybe(rng, loose(rng, (count, 2 * inner), dtype))
+        weight, out = packed(2 * inner, width, dtype, count), (rows, choices, inner)
+        tensors = (loose(rng, (rows, width), dtype), weight, bias, chosen, loose(rng, out, dtype))
+        numbers = {"limit": rng.choice((0.0, 1.0)), "offset": rng.choice((0.0, 1.0))}
+        return CommandSpec("gated_experts", tensors, numbers, activation(rng))
+    x, out = loose(rng, (rows, choices, width), dtype), loose(rng, (rows, inner - 3), dtype)
+    bias, weights = maybe(rng, loose(rng, (count, inner - 3), dtype)), (rows, choices)
+    weight = packed(inner - 3, width, dtype, count)
+    tensors = (x, weight, bias, chosen, loose(rng, weights, dtype), out)
+    return CommandSpec("combine_experts", tensors)
+
+
 MAKERS: tuple[Callable[[Random, str], CommandSpec], ...] = (
     linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention, embedding,
-    elementwise, copy, argmax, mask_tokens, sample,
+    elementwise, copy, argmax, mask_tokens, sample, route, experts,
 )  # fmt: skip
 
 

@@ -75,6 +75,23 @@ def argmax(dtype: torch.dtype) -> Op:
     return Op("argmax", [x, blank((40,), torch.int64)])
 
 
+def gated_experts(dtype: torch.dtype) -> Op:
+    weight, experts = pack(random(1, 9, 320, 90, dtype=dtype)), chosen()
+    tensors = [random(2, 40, 90, dtype=dtype), weight, None, experts, blank((40, 3, 160), dtype)]
+    return Op("gated_experts", tensors, {"limit": 1, "offset": 1}, text="silu")
+
+
+def combine_experts(dtype: torch.dtype) -> Op:
+    weight, bias = pack(random(1, 9, 600, 90, dtype=dtype)), random(2, 9, 600, dtype=dtype)
+    x, weights = random(3, 40, 3, 90, dtype=dtype), random(4, 40, 3, dtype=dtype)
+    return Op("combine_experts", [x, weight, bias, chosen(), weights, blank((40, 600), dtype)])
+
+
+def chosen() -> torch.Tensor:
+    """Three of nine experts for each of 40 tokens, the first one's by most."""
+    return torch.arange(40)[:, None] * torch.tensor([0, 1, 5]) % 9
+
+
 MAKERS: tuple[Callable[[torch.dtype], Op], ...] = (
     linear,
     gated_linear,
@@ -84,6 +101,8 @@ MAKERS: tuple[Callable[[torch.dtype], Op], ...] = (
     prefill,
     elementwise,
     argmax,
+    gated_experts,
+    combine_experts,
 )
 
 

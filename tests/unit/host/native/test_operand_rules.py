@@ -152,6 +152,33 @@ TENSORS = [
     ("sample", 5, None, "position is missing"),
     ("sample", 6, Spec((3,), I32), "token has the wrong dtype or size"),
     ("sample", 7, Spec((3,), BF16), "threshold has the wrong dtype or size"),
+    ("route", 0, Spec((4, 8)), "different rows"),
+    ("route", 0, Spec((3, 1)), "more experts are chosen than there are"),
+    ("route", 1, Spec((3, 3)), "experts has the wrong size"),
+    ("route", 1, Spec((3, 2), BF16), "weights has the wrong dtype"),
+    ("route", 2, Spec((3, 2), I32), "experts must be int64"),
+    ("route", 2, Spec((3, 2)), "experts must hold integers"),
+    ("gated_experts", 0, Spec((2, 5)), "different rows"),
+    ("gated_experts", 0, Spec((3, 6)), "packed weight"),
+    ("gated_experts", 0, Spec((3, 0)), "without columns"),
+    ("gated_experts", 1, Spec((0, 4, 5, 16)), "no possible number of experts"),
+    ("gated_experts", 1, Spec((6, 3, 5, 16)), "packed weight"),
+    ("gated_experts", 1, Spec((6, 4, 5, 16), BF16), "weight is not packed"),
+    ("gated_experts", 1, Spec((6, 4, 5, 16), strides=(640, 80, 16, 1)), "weight is not packed"),
+    ("gated_experts", 2, Spec((5, 64)), "bias has the wrong size"),
+    ("gated_experts", 2, Spec((6, 32)), "bias has the wrong size"),
+    ("gated_experts", 3, Spec((3, 3), I64), "experts has the wrong size"),
+    ("gated_experts", 3, Spec((3, 2)), "experts must hold integers"),
+    ("gated_experts", 4, Spec((3, 2, 24)), "multiple of 16"),
+    ("gated_experts", 4, Spec((3, 0, 32)), "experts has the wrong size"),
+    ("combine_experts", 0, Spec((4, 2, 5)), "different rows"),
+    ("combine_experts", 0, Spec((3, 2, 0)), "without columns"),
+    ("combine_experts", 0, Spec((3, 3, 5)), "experts has the wrong size"),
+    ("combine_experts", 1, Spec((6, 1, 5, 16)), "packed weight"),
+    ("combine_experts", 1, Spec((6, 2, 6, 16)), "packed weight"),
+    ("combine_experts", 2, Spec((6, 32)), "bias has the wrong size"),
+    ("combine_experts", 4, Spec((3, 1)), "weights has the wrong size"),
+    ("combine_experts", 5, Spec((3, 0)), "without columns"),
 ]
 
 
@@ -174,6 +201,9 @@ ROWS = {
     "embedding": (0, 2),
     "argmax": (0,),
     "sample": (0,),
+    "route": (0, 1),
+    "gated_experts": (0, 2, 4),
+    "combine_experts": (0, 2, 4, 5),
 }
 """Operands that are read or written by rows."""
 AXES = {
@@ -187,6 +217,9 @@ AXES = {
     "argmax": (1,),
     "mask_tokens": (0, 1),
     "sample": (0, 1, 2, 3, 4, 5, 6, 7),
+    "route": (0, 1, 2),
+    "gated_experts": (0, 1, 2, 3, 4),
+    "combine_experts": (0, 1, 2, 3, 4, 5),
 }
 """Operands whose number of axes is fixed."""
 
@@ -242,6 +275,9 @@ def test_what_two_operands_must_share() -> None:
     refuse(nothing.with_tensor(1, Spec((4, 0, 16))), "without columns")
     nothing = VALID["linear"].with_tensor(0, Spec((3, 0)))
     refuse(nothing.with_tensor(1, Spec((2, 0, 16))), "without columns")
+    many = Spec((1 << 31, 2), I64, strides=(0, 1))
+    huge = VALID["route"].with_tensor(0, Spec((1 << 31, 8))).with_tensor(1, Spec((1 << 31, 2)))
+    refuse(huge.with_tensor(2, many), "too many rows")
 
 
 def attention_of_head_size(size: int) -> tuple[Spec | None, ...]:

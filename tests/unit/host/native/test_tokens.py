@@ -95,6 +95,24 @@ def argmax(dtype: torch.dtype) -> Op:
     return Op("argmax", [rows(2, 33, dtype=dtype), blank((TOKENS,), torch.int64)], by_token=True)
 
 
+def gated_experts(dtype: torch.dtype) -> Op:
+    weight = pack(random(1, 5, 64, 33, dtype=dtype))
+    tensors = [rows(2, 33, dtype=dtype), weight, None, chosen(), blank((TOKENS, 3, 32), dtype)]
+    numbers = {"limit": 0, "offset": 0}
+    return Op("gated_experts", tensors, numbers, text="silu", by_token=True)
+
+
+def combine_experts(dtype: torch.dtype) -> Op:
+    weight, weights = pack(random(1, 5, 40, 33, dtype=dtype)), rows(4, 3, dtype=dtype)
+    tensors = [rows(2, 3, 33, dtype=dtype), weight, None, chosen(), weights]
+    return Op("combine_experts", [*tensors, blank((TOKENS, 40), dtype)], by_token=True)
+
+
+def chosen() -> Tensor:
+    """Three of five experts for each token."""
+    return (torch.arange(TOKENS)[:, None] // 2 + torch.arange(3)) % 5
+
+
 def ids(count: int) -> Tensor:
     return torch.arange(TOKENS) % count
 
@@ -113,6 +131,8 @@ MAKERS: tuple[Callable[[torch.dtype], Op], ...] = (
     elementwise,
     copy,
     argmax,
+    gated_experts,
+    combine_experts,
 )
 
 

@@ -86,6 +86,9 @@ NUMBERS = [
         ("embedding", "packed", (2,)),
         ("embedding", "rows", (0, 6, 8, -1, 7.5)),
         ("embedding", "width", (4, 6, -1)),
+        ("route", "renormalise", (-1, 2, math.nan)),
+        ("gated_experts", "limit", (-1, math.nan, math.inf)),
+        ("gated_experts", "offset", (math.nan, math.inf)),
     )
     for value in (*values, None)
 ]
@@ -100,7 +103,7 @@ def test_numbers(op: str, name: str, value: float | None) -> None:
     refuse(replace(valid, numbers=numbers), f"(number {name}|{name} is|width|size)")
 
 
-@pytest.mark.parametrize("op", ["linear", "gated_linear", "gated_activation"])
+@pytest.mark.parametrize("op", ["linear", "gated_linear", "gated_activation", "gated_experts"])
 @pytest.mark.parametrize("text", ["", "swish", "SILU", "silu "])
 def test_activations(op: str, text: str) -> None:
     refuse(replace(VALID[op], text=text), f"unknown activation '{text}'")
