@@ -23,6 +23,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from tests.exaone import rename_to_exaone
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "test-models"
 SMOLLM2 = ROOT / ".models" / "SmolLM2-135M-Instruct"
@@ -66,6 +68,18 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         **_SMALL,
         "hidden_size": 128,
     },
+    "ExaoneForCausalLM": {
+        "model_type": "llama",  # then renamed, see _write_tiny_model
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        **_SMALL,
+    },
     "Qwen3MoeForCausalLM": {
         "model_type": "qwen3_moe",
         "num_experts": 8,
@@ -78,7 +92,15 @@ ARCHITECTURES: Mapping[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 48,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_parameters": {  # vLLM's GptOss takes no other kind
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
         **_SMALL,
     },
     "PhiForCausalLM": {
@@ -115,7 +137,7 @@ def tiny_model_dir(architecture: str, **overrides: Any) -> Path:
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     target = CACHE / f"{architecture}-{key}"
     if not target.exists():
-        _make_aside(target, lambda scratch: _write_tiny_model(scratch, fields))
+        _make_aside(target, lambda scratch: _write_tiny_model(scratch, architecture, fields))
     return target
 
 
@@ -142,7 +164,7 @@ def _make_aside(target: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _write_tiny_model(directory: Path, fields: dict[str, Any]) -> None:
+def _write_tiny_model(directory: Path, architecture: str, fields: dict[str, Any]) -> None:
     tokenizer = make_tokenizer()
     config = AutoConfig.for_model(**fields)
     with torch.random.fork_rng():
@@ -151,6 +173,8 @@ def _write_tiny_model(directory: Path, fields: dict[str, Any]) -> None:
         _randomise(model, tokenizer)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    if architecture == "ExaoneForCausalLM":
+        rename_to_exaone(directory)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.exaone import TWIN
 from tests.models import ROOT
 
 CACHE = ROOT / ".cache" / "hf-greedy"
@@ -80,8 +81,9 @@ def hf_choice_gaps(
 @functools.lru_cache(maxsize=2)
 def load_model(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The eager model; the last two stay loaded."""
+    twin = model_dir / TWIN
     model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation="eager"
+        twin if twin.exists() else model_dir, dtype=dtype, attn_implementation="eager"
     )
     return model.eval()
 

@@ -21,7 +21,9 @@ def register_ops() -> None:
 
     if isinstance(current_platform, RblnPlatform):
         from rbln_vllm.distributed.kv_transfer.lmcache import register as register_lmcache
+        from rbln_vllm.models.exaone import register_config as register_exaone
         from rbln_vllm.shims import install
 
         install()
         register_lmcache()
+        register_exaone()

@@ -17,6 +17,7 @@ from rbln_vllm.distributed.kv_transfer.lmcache.rules import settle_lmcache
 from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of, options_of
+from rbln_vllm.models import mxfp4
 from rbln_vllm.models.architectures import check_architecture
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.speculation_rules import settle_speculation
@@ -108,10 +109,6 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
         lambda m: m.has_inner_state or m.is_hybrid or m.is_attention_free,
     ),
     (
-        "Quantised checkpoints are not built yet: use the unquantised model.",
-        lambda m: m.quantization is not None,
-    ),
-    (
         "Prompt embeddings are not built yet: programs take token ids. "
         "Leave out --enable-prompt-embeds.",
         lambda m: m.enable_prompt_embeds,
@@ -131,6 +128,8 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
     for text, applies in MODEL_REFUSALS:
         if applies(config.model_config):
             raise ValueError(text)
+    if text := mxfp4.refusal(config):
+        raise ValueError(text)
     settle_offload(config)
     settle_lmcache(config)
     for refusal in REFUSALS:

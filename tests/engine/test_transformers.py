@@ -58,6 +58,7 @@ CASES = (
     Case("Qwen3ForCausalLM"),
     Case("GemmaForCausalLM"),
     Case("Gemma2ForCausalLM", (64, 0)),
+    Case("ExaoneForCausalLM"),
     Case("Exaone4ForCausalLM", (48, 0)),
     Case("Qwen3MoeForCausalLM"),
     Case("GptOssForCausalLM", (48, 0)),

@@ -27,9 +27,9 @@ _NOT_REBEL100 = frozenset({Family.HOST, Family.ATOM})
 class Architecture:
     """One row: ``name`` as in a checkpoint's ``architectures``.
 
-    ``model_type`` is Transformers' name of it, whose module holds the classes. ``devices`` are the
-    families for which it is promised. ``refusal`` says, in words, why it cannot be served yet;
-    empty for what can be.
+    ``model_type`` is Transformers' name of it, whose module holds the classes unless ``code`` names
+    another. ``devices`` are the families for which it is promised. ``refusal`` says, in words, why
+    it cannot be served yet; empty for what can be.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Architecture:
     devices: frozenset[Family] = _ALL
     notes: str = ""
     refusal: str = ""
+    code: str = ""
 
     def __post_init__(self) -> None:
         if not self.tasks or not self.devices:
@@ -50,8 +51,8 @@ class Architecture:
 
     @property
     def module(self) -> str:
-        """Where Transformers keeps its modules."""
-        return f"transformers.models.{self.model_type}.modeling_{self.model_type}"
+        """Where its modules are."""
+        return self.code or f"transformers.models.{self.model_type}.modeling_{self.model_type}"
 
     @property
     def is_built(self) -> bool:
@@ -62,7 +63,6 @@ _REMOTE = (
     "its modules are not part of Transformers, and modules from elsewhere are not built yet: use "
     "--model-impl vllm"
 )
-_EXPERTS = "every expert computes every token"
 
 _ROWS = (
     Architecture("LlamaForCausalLM", "llama"),
@@ -77,13 +77,14 @@ _ROWS = (
     Architecture(
         "Exaone4ForCausalLM", "exaone4", notes="windows with rotary, full attention without"
     ),
+    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", devices=_NOT_REBEL100, notes="experts"),
+    Architecture("GptOssForCausalLM", "gpt_oss", notes="attention sinks; windows; experts"),
     Architecture(
-        "Qwen3MoeForCausalLM", "qwen3_moe", devices=_NOT_REBEL100, notes=f"experts: {_EXPERTS}"
+        "ExaoneForCausalLM",
+        "exaone",
+        notes="EXAONE 3 and 3.5: Llama's modules; the checkpoint's own code is not run",
+        code="rbln_vllm.models.transformers.exaone",
     ),
-    Architecture(
-        "GptOssForCausalLM", "gpt_oss", notes=f"attention sinks; windows; experts: {_EXPERTS}"
-    ),
-    Architecture("ExaoneForCausalLM", "exaone", refusal=_REMOTE),
     Architecture("MidmLMHeadModel", "midm", refusal=_REMOTE),
 )
 

@@ -3,7 +3,8 @@
 
 ``linear``, ``addmm``, ``mm`` and ``matmul`` with a weight become ``rbln::linear``; ``layer_norm``
 and ``rms_norm`` become ours; ``type_as`` becomes the cast it is; pieces of no size are left out of
-``cat``; copies that change nothing and casts of token ids before a lookup are left out.
+``cat``; copies that change nothing are left out, and so are casts of row numbers and what is added
+to them before a lookup.
 """
 
 from collections.abc import Callable, Sequence
@@ -142,22 +143,54 @@ def _same_dtype(editor: Editor, *arguments: Argument) -> bool:
 
 
 def _lookup(index: int) -> Callable[[Editor, Command], list[Command] | None]:
-    """A table lookup whose row numbers, argument ``index``, may be of either integer dtype."""
+    """A table lookup whose row numbers, argument ``index``, may be of either integer dtype.
+
+    A number that is added to all of them is left out: the table then begins at that row.
+    """
 
     def form(editor: Editor, command: Command) -> list[Command] | None:
-        cast = editor.producer(command.args[index])
-        if cast is None or (cast.operator, cast.overload) != ("aten::to", "dtype"):
+        table, rows = command.args[0], command.args[index]
+        shifted = _shifted(editor, table, _without_cast(editor, rows))
+        if shifted is not None:
+            table, rows = shifted
+        found = _without_cast(editor, rows)
+        if (table, found) == (command.args[0], command.args[index]):
             return None
-        source = cast.args[0]
-        tensor, wide = editor.tensor(source), editor.tensor(command.args[index])
-        if tensor is None or wide is None or not editor.is_stable(source):
-            return None
-        if tensor.dtype not in _INDEX_DTYPES or wide.dtype != torch.int64:
-            return None
-        args = (*command.args[:index], source, *command.args[index + 1 :])
+        args = (table, *command.args[1:index], found, *command.args[index + 1 :])
         return [Command(command.operator, command.overload, args, command.kwargs, command.outputs)]
 
     return form
+
+
+def _without_cast(editor: Editor, rows: Argument) -> Argument:
+    """The integers of which these are a copy in int64; themselves if they are none."""
+    cast = editor.producer(rows)
+    if cast is None or (cast.operator, cast.overload) != ("aten::to", "dtype"):
+        return rows
+    source = cast.args[0]
+    tensor, wide = editor.tensor(source), editor.tensor(rows)
+    if tensor is None or wide is None or not editor.is_stable(source):
+        return rows
+    narrow = tensor.dtype in _INDEX_DTYPES and wide.dtype == torch.int64
+    return source if narrow else rows
+
+
+def _shifted(editor: Editor, table: Argument, rows: Argument) -> tuple[Argument, Argument] | None:
+    """The weight ``table`` from its row ``n`` on, and row numbers of which ``rows`` are ``+ n``."""
+    added = editor.producer(rows)
+    if added is None or added.operator != "aten::add" or added.kwargs or len(added.args) != 2:
+        return None
+    source, number = added.args
+    weight, tensor = editor.weight(table), editor.tensor(source)
+    whole = editor.weight_tensor(table)
+    if weight is None or whole is None or type(number) is not int or tensor is None:
+        return None
+    if tensor.dtype not in _INDEX_DTYPES or not editor.is_stable(source):
+        return None
+    if whole.dim() != 2 or not 0 < number < whole.shape[0]:
+        return None
+    name = f"{weight}[{number}:]"
+    return editor.new_weight(name, (weight,), lambda parts: parts[0][number:]), source
 
 
 def _cat(editor: Editor, command: Command) -> list[Command] | None:

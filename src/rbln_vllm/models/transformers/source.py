@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+import rbln_vllm.models.transformers.exaone  # noqa: F401  (registers its modules)
+from rbln_vllm.models.exaone import key_mapping, own_config
+from rbln_vllm.models.mxfp4 import set_dequantised
 from rbln_vllm.models.transformers.attention import ATTENTION
 from rbln_vllm.models.transformers.experts import replace_experts
 
@@ -55,19 +58,23 @@ class ModelSource:
     def load(self) -> PreTrainedModel:
         """The model with its weights in memory, in evaluation mode.
 
-        OSError or ValueError of Transformers when it cannot be found or built.
+        Experts in MXFP4 are taken apart. OSError or ValueError of Transformers when it cannot be
+        found or built, ValueError for another quantisation.
         """
         if self.dummy:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(DUMMY_SEED)
                 return self._from_config()
+        config = own_config(copy.deepcopy(self.config))
+        set_dequantised(config)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             self.name,
-            config=copy.deepcopy(self.config),
+            config=config,
             dtype=self.dtype,
             revision=self.revision,
             trust_remote_code=self.trust_remote_code,
             attn_implementation=ATTENTION,
+            key_mapping=key_mapping(self.config),
         )
         return _finished(model)
 
@@ -78,7 +85,7 @@ class ModelSource:
 
     def _from_config(self) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(self.config),
+            own_config(copy.deepcopy(self.config)),
             dtype=self.dtype,
             trust_remote_code=self.trust_remote_code,
             attn_implementation=ATTENTION,

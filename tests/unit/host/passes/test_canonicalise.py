@@ -157,11 +157,35 @@ def test_ids_need_no_cast(index: torch.dtype, *, kept: bool) -> None:
     b.assert_same(before, after)
 
 
-def test_ids_that_are_computed_stay() -> None:
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_a_table_begins_where_ids_are_moved_to(index: torch.dtype) -> None:
     """OPT looks up ``positions + 2``."""
-    b = Build(ids=torch.tensor([1, 0]))
+    b = Build(ids=torch.tensor([1, 0], dtype=index))
     b.weight("table", 4, 8)
-    b("moved = add.Tensor", "ids", 2)
+    b("wide = to.dtype", "ids", torch.int64)
+    b("moved = add.Tensor", "wide", 2)
+    b("y = embedding", "table", "moved")
+    before, made = b.captured("y"), {}
+    after = canonicalise(before, made)
+    assert text(after) == ["y = embedding(w_model.table[2:], ids)"]
+    assert torch.equal(after.weights["model.table[2:]"], before.weights["model.table"][2:])
+    b.assert_same(before, after)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("add.Tensor", "ids", 4),
+        ("add.Tensor", "ids", -1),
+        ("add.Tensor", "ids", "ids"),
+        ("sub.Tensor", "ids", 1),
+    ],
+)
+def test_other_computed_ids_stay(call: tuple[Any, ...]) -> None:
+    operator, *args = call
+    b = Build(ids=torch.tensor([1, 1]))
+    b.weight("table", 4, 8)
+    b(f"moved = {operator}", *args)
     b("y = embedding", "table", "moved")
     before = b.captured("y")
     assert text(canonicalise(before)) == text(before)
