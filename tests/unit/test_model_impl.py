@@ -189,5 +189,5 @@ def test_atom_runs_transformers():
 def test_auto_prefers_what_the_table_has():
     request = ImplRequest("auto", {}, None, None, "some/model", lambda: ["LlamaForCausalLM"], HOST)
     assert decide(request).impl == "transformers"
-    refused = replace(request, hf_config_loader=lambda: ["ExaoneForCausalLM"])
+    refused = replace(request, hf_config_loader=lambda: ["MidmLMHeadModel"])
     assert decide(refused).impl == "vllm"
