@@ -106,6 +106,23 @@ class Text:
     answer: int
 
 
+@dataclass(frozen=True)
+class Read:
+    """What training needs of a text: the states of the model's three layers, and the place in the
+    drafter's vocabulary of the token that follows each of an answer, NOTHING where there is none.
+    """
+
+    tokens_L: Tensor
+    states_LW: Tensor
+    wanted_L: Tensor
+    answer: int
+
+
+PASSES = 2
+NOTHING = -100
+"""As a wanted token: cross entropy passes over it."""
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -121,7 +138,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     texts = written_texts(options.model, options.sequences, options.tokens)
     drafter = Drafter(options.model, kept_tokens(texts, options.vocab))
-    train(drafter, texts, options.epochs)
+    train(drafter, [drafter.read(text) for text in texts], options.epochs)
     drafter.save(options.model, options.out)
 
 
@@ -152,7 +169,7 @@ class Drafter(nn.Module):
 
     def __init__(self, model: Path, kept_D: Tensor) -> None:
         super().__init__()
-        target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
         self.target = [target]  # in a list: no submodule, not trained
         self.config, self.kept_D = target.config, kept_D
         config = self.config
@@ -170,20 +187,25 @@ class Drafter(nn.Module):
             LlamaRMSNorm(hidden, eps) for _ in range(4)
         )
         self.lm_head = nn.Linear(hidden, len(kept_D), bias=False)
-        self.lm_head.weight.data = target.lm_head.weight.data[kept_D].clone()
+        self.lm_head.weight.data = target.lm_head.weight.data[kept_D].float()
         self.rotary = LlamaRotaryEmbedding(config)
 
     @torch.no_grad()
-    def read(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's states of its three layers ``[B, L, 3H]``, and its greedy next tokens."""
-        target = self.target[0]
-        output = target.model(tokens_BL, output_hidden_states=True)
-        states = torch.cat([output.hidden_states[layer] for layer in self.layers], dim=-1)
-        return states, target.lm_head(output.last_hidden_state).argmax(dim=-1)
+    def read(self, text: Text) -> Read:
+        """Run the target over a text once: all of training works on what it says."""
+        target, tokens_L = self.target[0], torch.tensor(text.tokens_L)
+        output = target.model(tokens_L[None], output_hidden_states=True)
+        states_LW = torch.cat([output.hidden_states[layer][0] for layer in self.layers], dim=-1)
+        greedy_L = target.lm_head(output.last_hidden_state[0]).argmax(dim=-1)
+        place_V = torch.full((self.config.vocab_size,), NOTHING)
+        place_V[self.kept_D] = torch.arange(len(self.kept_D))
+        wanted_L = place_V[greedy_L]
+        wanted_L[: len(tokens_L) - text.answer] = NOTHING
+        return Read(tokens_L, states_LW, wanted_L, text.answer)
 
     def forward(self, tokens_BL: Tensor, states_BLH: Tensor) -> Tensor:
         """States to carry on, of each token beside the state of the one before it."""
-        embeds_BLH = self.target[0].model.embed_tokens(tokens_BL)
+        embeds_BLH = self.target[0].model.embed_tokens(tokens_BL).detach().float()
         sides = torch.cat((self.input_norm(embeds_BLH), self.hidden_norm(states_BLH)), dim=-1)
         x_BLH = states_BLH + self._attend(sides)
         carried: Tensor = x_BLH + self.mlp(self.post_norm(x_BLH))
@@ -238,9 +260,9 @@ class Drafter(nn.Module):
         save_file(weights, out / "model.safetensors")
 
 
-def train(drafter: Drafter, texts: list[Text], epochs: int, batch: int = 8) -> None:
+def train(drafter: Drafter, texts: list[Read], epochs: int, batch: int = 8) -> None:
     """Two passes a step: on the model's states, then on the drafter's own."""
-    trained = [p for p in drafter.parameters() if p.requires_grad]
+    trained = list(drafter.parameters())
     optimizer = torch.optim.AdamW(trained, lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95))
     texts = sorted(texts, key=lambda text: len(text.tokens_L))
     batches = [texts[i : i + batch] for i in range(0, len(texts), batch)]
@@ -256,39 +278,34 @@ def train(drafter: Drafter, texts: list[Text], epochs: int, batch: int = 8) -> N
             nn.utils.clip_grad_norm_(trained, 0.5)
             optimizer.step()
             schedule.step()
-        rates = [found[f"hit{i}"] / max(1, found[f"all{i}"]) for i in range(2)]
+        rates = [found[f"right{number}"] / found["all"] for number in range(PASSES)]
         print(
-            f"epoch {epoch}: first draft right {rates[0]:.2f}, second {rates[1]:.2f}, "
+            f"epoch {epoch}: right {', '.join(f'{rate:.2f}' for rate in rates)}, "
             f"{time.monotonic() - started:.0f} s",
             flush=True,
         )
 
 
-def losses(drafter: Drafter, texts: list[Text], found: Counter[str]) -> Tensor:
+def losses(drafter: Drafter, texts: list[Read], found: Counter[str]) -> Tensor:
     """Cross entropy with the model's greedy tokens, of those that the drafter has."""
-    length = max(len(text.tokens_L) for text in texts)
-    tokens_BL = torch.zeros(len(texts), length, dtype=torch.long)
-    answers_BL = torch.zeros(len(texts), length, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        end = len(text.tokens_L)
-        tokens_BL[row, :end] = torch.tensor(text.tokens_L)
-        answers_BL[row, end - text.answer : end - 1] = True
-    states, greedy_BL = drafter.read(tokens_BL)
-    place_V = torch.full((drafter.config.vocab_size,), -100)
-    place_V[drafter.kept_D] = torch.arange(len(drafter.kept_D))
-    wanted_BL = torch.where(answers_BL, place_V[greedy_BL], -100)
+    tokens_BL, wanted_BL, states_BLW = (
+        nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=value)
+        for parts, value in (
+            ([text.tokens_L for text in texts], 0),
+            ([text.wanted_L for text in texts], NOTHING),
+            ([text.states_LW.float() for text in texts], 0.0),
+        )
+    )
+    found["all"] += sum(text.answer for text in texts)
     # Place i reads token i + 1 beside state i, and guesses token i + 2.
-    carried, total = drafter.fc(states)[:, :-1], torch.zeros(())
-    for number in range(2):
+    carried, total = drafter.fc(states_BLW), torch.zeros(())
+    for number in range(PASSES):
         read_BL, aims_BL = tokens_BL[:, number + 1 :], wanted_BL[:, number + 1 :]
         carried = drafter(read_BL, carried[:, : read_BL.shape[1]])
         logits = drafter.lm_head(drafter.norm(carried))
-        total = total + functional.cross_entropy(
-            logits.flatten(0, 1), aims_BL.flatten(), ignore_index=-100
-        )
-        asked = answers_BL[:, number + 1 :]
-        found[f"hit{number}"] += int(((logits.argmax(-1) == aims_BL) & asked).sum())
-        found[f"all{number}"] += int(asked.sum())
+        aims_N = aims_BL.flatten()
+        total = total + functional.cross_entropy(logits.flatten(0, 1), aims_N, ignore_index=NOTHING)
+        found[f"right{number}"] += int((logits.argmax(-1) == aims_BL).sum())
     return total
 
 
