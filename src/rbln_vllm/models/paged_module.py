@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module of vLLM's whose attention layers compute over a pool that they are given."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,25 +28,16 @@ class PagedModule:
         self._config = vllm_config
         # Layers add themselves to the context by name; a second build must start from none.
         self._context = vllm_config.compilation_config.static_forward_context
-        self._context.clear()
-        with set_current_vllm_config(vllm_config):
+        with self._layers_replaced({}), set_current_vllm_config(vllm_config):
             self.module = build()
-        self._layers = self._attention_layers()
+            self._layers = self._attention_layers()
         self.kv_layers = tuple(self._kv_layer(name) for name in self._layers)
-        self._context.clear()
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """Let vLLM find the real layers while a program is captured; then what was there."""
-        kept = dict(self._context)
-        self._context.clear()
-        self._context.update(self._layers)
-        try:
-            with set_current_vllm_config(self._config):
-                yield
-        finally:
-            self._context.clear()
-            self._context.update(kept)
+        with self._layers_replaced(self._layers), set_current_vllm_config(self._config):
+            yield
 
     @contextmanager
     def attending(self, paged: PagedInputs, kv_caches: Iterable[Tensor]) -> Iterator[None]:
@@ -56,6 +47,17 @@ class PagedModule:
         metadata: dict[str, Any] = dict.fromkeys(self._layers, paged)
         with set_forward_context(metadata, self._config):
             yield
+
+    @contextmanager
+    def _layers_replaced(self, layers: Mapping[str, Any]) -> Iterator[None]:
+        kept = dict(self._context)
+        self._context.clear()
+        self._context.update(layers)
+        try:
+            yield
+        finally:
+            self._context.clear()
+            self._context.update(kept)
 
     def _attention_layers(self) -> dict[str, Attention]:
         found = {n: m for n, m in self._context.items() if not isinstance(m, MoERunner)}
