@@ -12,8 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import transformers
+from vllm.engine.arg_utils import EngineArgs
 
 from rbln_vllm.cli.main import main
+from rbln_vllm.geometry import geometry_of
 from tests.engine.engines import (
     BLOCK,
     CHUNK,
@@ -93,6 +95,36 @@ def test_serves_what_was_compiled(compiled: Path, expected: list[list[int]]) -> 
         )
         assert all_tokens(generate(llm, PROMPTS, greedy(12))) == expected
         assert report(llm)["compiled_after_ready"] == 0
+
+
+def test_programs_are_all_there(compiled: Path, capsys: Any) -> None:
+    """`rbln-vllm programs DIR` asks for no weights."""
+    with environment(VLLM_ENABLE_V1_MULTIPROCESSING=None):
+        assert main(["programs", str(compiled), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["cache_entry"] == str(compiled)
+    assert {program["cached"] for program in facts["programs"]} == {True}
+
+
+@pytest.mark.parametrize(
+    ("attention", "block", "mode"), [("eager", 256, "naive"), ("flash_attn", 128, "flash")]
+)
+def test_an_engine_attends_as_asked(
+    tiny_llama_dir: Path, attention: str, block: int, mode: str
+) -> None:
+    geometry = geometry_of(engine_config(tiny_llama_dir, attention, 256))
+    assert (geometry.block_size, geometry.attention_mode) == (block, mode)
+
+
+def test_attention_over_several_blocks_needs_several(tiny_llama_dir: Path) -> None:
+    with pytest.raises(ValueError, match="one of 128 tokens holds a sequence of 128"):
+        engine_config(tiny_llama_dir, "flash_attn", 128)
+
+
+def engine_config(model: Path, attention: str, length: int) -> Any:
+    overrides = {"optimum_overrides": {"attn_impl": attention}}
+    args = EngineArgs(str(model), max_model_len=length, additional_config=overrides)
+    return args.create_engine_config()
 
 
 def test_holds_what_a_server_reads(compiled: Path, tiny_llama_dir: Path) -> None:

@@ -58,7 +58,8 @@ def only_envs_reads_the_environment(source: Source) -> set[str]:
 
 def light_modules_do_not_import_vllm(source: Source) -> set[str]:
     names = source.imports(at_import_time=True)
-    return imports_of(names, "vllm") if source.path in WITHOUT_VLLM else set()
+    light = source.path in WITHOUT_VLLM or source.path.startswith("rbln_vllm/optimum/")
+    return imports_of(names, "vllm") if light else set()
 
 
 def companions_of_torch_are_optional(source: Source) -> set[str]:
@@ -106,6 +107,7 @@ RULES: list[tuple[Rule, str, str, set[str]]] = [
         {"os.environ"},
     ),
     (light_modules_do_not_import_vllm, "rbln_vllm/envs.py", "import vllm", {"vllm"}),
+    (light_modules_do_not_import_vllm, "rbln_vllm/optimum/a.py", "import vllm", {"vllm"}),
     (
         companions_of_torch_are_optional,
         "rbln_vllm/a.py",

@@ -93,3 +93,10 @@ def test_a_length_must_come_from_somewhere() -> None:
     with pytest.raises(ValueError, match="does not say how long a sequence may be"):
         plan(positions=None)
     assert plan(positions=None, max_seq_len=64).geometry.max_model_len == 64
+
+
+def test_a_model_that_generates_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: Any = SimpleNamespace(name="BertModel", tasks=frozenset({"embed"}))
+    monkeypatch.setattr("rbln_vllm.optimum.plan.check_architecture", lambda _: row)
+    with pytest.raises(ValueError, match="BertModel generates no text, and only models that do"):
+        plan()

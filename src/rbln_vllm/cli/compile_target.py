@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an NPU would say to a model, found without the card and without compiling."""
 
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,8 @@ from rbln_vllm.optimum.compiling import CompileJob
 from rbln_vllm.optimum.recorded import RecordedConfig
 
 _TITLES = ("PROGRAM", "ROLE", "BATCH", "QUERY", "TOKENS")
+_LAYER = re.compile(r".*?\.\d+\.")
+"""The part of a parameter's name that says which layer it is of."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,12 @@ def _plain(value: object) -> str:
 
 
 def _weight_bytes(model: torch.nn.Module) -> int:
-    """As an NPU stores them: the parameters of each module together, aligned."""
-    parts = [
-        sum(parameter.nbytes for parameter in module.parameters(recurse=False))
-        for module in model.modules()
-    ]
-    return aligned_weight_bytes(parts)
+    """As an NPU stores them: a layer's parameters together, aligned."""
+    parts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        layer = _LAYER.match(name)
+        parts[layer.group() if layer else name] += parameter.nbytes
+    return aligned_weight_bytes(parts.values())
 
 
 def _estimate(geometry: Geometry, layers: tuple[KVLayer, ...], weights: int) -> MemoryEstimate:

@@ -10,7 +10,7 @@ from rbln_vllm.buckets import decode_buckets
 from rbln_vllm.config.overrides import CHUNK_MULTIPLE
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.geometry import Geometry
-from rbln_vllm.models.architectures import Architecture, check_architecture
+from rbln_vllm.models.architectures import Architecture, Task, check_architecture
 from rbln_vllm.optimum.options import RBLNModelConfig
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def plan_compile(config: "PretrainedConfig", options: RBLNModelConfig) -> Compil
     ValueError, in words, for an architecture, a device or sizes that cannot be.
     """
     architecture = check_architecture(architectures_of(config))
+    if Task.GENERATE not in architecture.tasks:
+        raise ValueError(
+            f"{architecture.name} generates no text, and only models that do can be compiled ahead "
+            "of time: serve it by its name, its programs are then kept in the compile cache"
+        )
     profile = resolve_profile(options.npu or envs.force_npu_name())
     batch = options.batch_size or 1
     longest = max_seq_len_of(config, options.max_seq_len)
