@@ -37,7 +37,13 @@ class Refusal:
 
 
 REFUSALS = (
-    Refusal("LoRA is not supported on RBLN: it is not built yet.", lambda c: bool(c.lora_config)),
+    Refusal(
+        "Adapters have the model's dtype: leave out --lora-dtype.",
+        lambda c: (
+            c.lora_config is not None
+            and c.lora_config.lora_dtype not in ("auto", None, c.model_config.dtype)
+        ),
+    ),
     Refusal(
         "Tensor, pipeline, data and expert parallelism are not built yet: use one process "
         "(--tensor-parallel-size 1 --pipeline-parallel-size 1 --data-parallel-size 1).",

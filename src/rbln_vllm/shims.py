@@ -28,6 +28,7 @@ def install() -> None:
     _publish_variables()
     _look_at_models_here()
     _replay_all_kv_events()
+    _tell_adapters_apart()
     release_openmp_before_forks()
 
 
@@ -95,6 +96,33 @@ def _replay_all_kv_events() -> None:
     from rbln_vllm.core.event_stream import EpochPublisher
 
     EventPublisherFactory._registry["zmq"] = EpochPublisher
+
+
+def _tell_adapters_apart() -> None:
+    """Make the version of a request's adapter part of its blocks' hashes.
+
+    Reason: they hold its name and path only, so that an adapter loaded again with other weights
+    hits blocks of the old ones, and nothing lets a platform add a key. As they were when the
+    request came: hashes of one request must not change.
+    """
+    from vllm.v1.core import kv_cache_utils
+
+    original = kv_cache_utils._gen_lora_extra_hash_keys
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def keys_of(request: Any) -> list[Any]:
+        keys = list(original(request))
+        if keys:
+            if not hasattr(request, "rbln_adapter_version"):
+                from rbln_vllm.lora.identity import adapter_version
+
+                request.rbln_adapter_version = adapter_version(request.lora_request)
+            keys.append(("lora version", request.rbln_adapter_version))
+        return keys
+
+    kv_cache_utils._gen_lora_extra_hash_keys = keys_of
 
 
 def name_vllm_metadata() -> None:

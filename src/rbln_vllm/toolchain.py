@@ -16,12 +16,21 @@ from torch import Tensor
 
 import rbln_host.compiler
 import rbln_host.ops
+from rbln_host.compiler.adapters import (
+    RANKS_INPUT,
+    SLOTS_INPUT,
+    AdaptedModule,
+    Adapters,
+    a_input,
+    b_input,
+)
 from rbln_host.compiler.artifact import Artifact, Manifest, write_artifact
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured, Capturer
 from rbln_host.compiler.graph import TensorSpec
 from rbln_host.errors import ArtifactError, CaptureError, MissingProgramError, ToolchainError
-from rbln_host.ops import PADDING_POSITION, PADDING_ROW, PADDING_SLOT
+from rbln_host.ops import NO_ADAPTER, PADDING_POSITION, PADDING_ROW, PADDING_SLOT
+from rbln_host.ops.lora import pack_b
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.native import compiler_of
 from rbln_host.runtime.options import Executor, ExecutorOptions
@@ -31,9 +40,14 @@ from rbln_vllm import envs
 from rbln_vllm.sources import digest_packages
 
 __all__ = [
+    "NO_ADAPTER",
     "PADDING_POSITION",
     "PADDING_ROW",
     "PADDING_SLOT",
+    "RANKS_INPUT",
+    "SLOTS_INPUT",
+    "AdaptedModule",
+    "Adapters",
     "Artifact",
     "ArtifactError",
     "CacheKey",
@@ -49,8 +63,11 @@ __all__ = [
     "TensorSpec",
     "Toolchain",
     "ToolchainError",
+    "a_input",
+    "b_input",
     "check_executor",
     "host_toolchain",
+    "pack_b",
 ]
 
 
@@ -87,11 +104,13 @@ class ModuleCompiler(Protocol):
         inputs: Mapping[str, Tensor],
         name: str,
         free_axes: Mapping[str, int] | None = None,
+        adapters: Adapters | None = None,
     ) -> Captured:
         """Compile ``function(**inputs)`` for the sizes of its inputs, whose values do not matter.
 
         ``free_axes`` names the one axis of an input whose size may change at run time (the KV
-        pool's number of blocks). CaptureError when the function cannot be compiled.
+        pool's number of blocks). With ``adapters`` the program has further inputs that hold them;
+        its first input is then of its tokens. CaptureError when the function cannot be compiled.
         """
         ...
 

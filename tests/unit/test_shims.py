@@ -8,9 +8,14 @@ import inspect
 import os
 import subprocess
 import sys
-from typing import get_args, get_type_hints
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from vllm.lora.request import LoRARequest
+
+from rbln_vllm import shims
 
 
 def run_plain(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -97,3 +102,31 @@ def test_replay_all_kv_events_vllm_forgets_what_left_the_buffer() -> None:
     from vllm.distributed.kv_events import ZmqEventPublisher
 
     assert "deque[tuple[int, bytes]](maxlen=buffer_steps)" in inspect.getsource(ZmqEventPublisher)
+
+
+def test_tell_adapters_apart_vllm_knows_name_and_path_only() -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    original = inspect.unwrap(kv_cache_utils._gen_lora_extra_hash_keys)
+    request = SimpleNamespace(lora_request=LoRARequest("one", 1, "/one"))
+    assert original(request) == [("lora", "one", "/one")]  # type: ignore[arg-type]
+
+
+def test_other_weights_in_the_same_place_are_another_adapter(tmp_path: Path) -> None:
+    shims.install()
+    from vllm.v1.core import kv_cache_utils
+
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"1")
+
+    def keys() -> object:
+        request: Any = SimpleNamespace(lora_request=LoRARequest("one", 1, str(tmp_path)))
+        found = kv_cache_utils._gen_lora_extra_hash_keys(request)
+        assert kv_cache_utils._gen_lora_extra_hash_keys(request) == found
+        return found
+
+    before = keys()
+    assert keys() == before
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"12")
+    assert keys() != before
+    none: Any = SimpleNamespace(lora_request=None)
+    assert kv_cache_utils._gen_lora_extra_hash_keys(none) == []

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rbln_host.compiler.adapters import Adapters
 from rbln_host.compiler.aliases import written_values
 from rbln_host.compiler.graph import (
     Argument,
@@ -33,8 +34,8 @@ class Capturer:
 
     def __init__(self, module: torch.nn.Module) -> None:
         named = dict(named_tensors(module))
-        names = canonical_names(named.items())
-        self._recorder = Recorder(module, named, names)
+        self._names = canonical_names(named.items())
+        self._recorder = Recorder(module, named, self._names)
         real = {own: named[own].detach() for own in self._recorder.fakes}
         self._weights = _ModuleWeights(real, self._recorder.fakes)
 
@@ -44,11 +45,13 @@ class Capturer:
         inputs: Mapping[str, Tensor],
         name: str,
         free_axes: Mapping[str, int] | None = None,
+        adapters: Adapters | None = None,
     ) -> Captured:
         """Capture ``function(**inputs)``, the module or what calls it, as the program ``name``.
 
         It takes its inputs by keyword and returns a tensor or a tuple of tensors.
         ``free_axes`` names, per input, one axis whose size the program must not depend on.
+        ``adapters`` become further inputs of the program; its first input is of its tokens.
         Raises CaptureError when it cannot be run without data, needs an operator or a constant
         that programs may not hold, or writes to weights (programs share them).
         """
@@ -58,7 +61,8 @@ class Capturer:
         )
         _check_weights_are_read_only(graph)
         read = set(graph.weights.values())
-        return Captured(graph, {n: t for n, t in reader.weights.items() if n in read})
+        weights = {n: t for n, t in reader.weights.items() if n in read}
+        return Captured(graph, weights, adapters and adapters.renamed(self._names))
 
 
 def capture(

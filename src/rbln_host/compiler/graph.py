@@ -8,9 +8,12 @@ which :class:`Ref` stands for a value; that is all a program file holds.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from rbln_host.compiler.adapters import Adapters
 
 Argument = Any
 """``None``, bool, int, float, str, ``torch.dtype``, ``torch.device``, ``torch.layout``,
@@ -110,6 +113,8 @@ class Captured:
     graph: Graph
     weights: Mapping[str, torch.Tensor]
     """Weight name -> tensor, for exactly the names in ``graph.weights``."""
+    adapters: "Adapters | None" = None
+    """The adapters it is still to take; passes attach them last."""
 
 
 def references(argument: Argument) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rbln_host.compiler.capture import canonical_names
 from rbln_host.compiler.graph import Captured
-from rbln_host.compiler.passes import Made, lower
+from rbln_host.compiler.passes import Made, attach_adapters, lower
 
 
 def lowered(captured: Iterable[Captured]) -> list[Captured]:
@@ -20,6 +20,8 @@ def lowered(captured: Iterable[Captured]) -> list[Captured]:
 
 def _lower(item: Captured, made: Made) -> Captured:
     done = lower(item, made)
+    if item.adapters is not None:
+        done = attach_adapters(done, item.adapters)
     read = set(done.graph.weights.values())
     return Captured(done.graph, {name: done.weights[name] for name in done.weights if name in read})
 
@@ -33,6 +35,7 @@ def _one_name_each(items: list[Captured]) -> list[Captured]:
                 weights={value: names[weight] for value, weight in item.graph.weights.items()},
             ),
             {names[weight]: tensor for weight, tensor in item.weights.items()},
+            None if item.adapters is None else item.adapters.renamed(names),
         )
         for item in items
     ]

@@ -35,6 +35,8 @@ _WEIGHT_ARGUMENT = {
     "rbln::gated_linear": "weight_GK",
     "rbln::gated_experts": "gate_up_EGH",
     "rbln::combine_experts": "down_EHI",
+    "rbln::lora_linear": "weight_OK",
+    "rbln::lora_gated_linear": "weight_GK",
 }
 
 

@@ -10,6 +10,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/linear.h"
 #include "kernels/moe.h"
+#include "kernels/lora.h"
 #include "kernels/rotary.h"
 #include "kernels/rows.h"
 #include "kernels/sampling.h"
@@ -61,6 +62,9 @@ constexpr Kernel kTable[static_cast<int>(Op::kCount)] = {
     {route_plan, route_run, route_scratch},
     {gated_experts_plan, gated_experts_run, gated_experts_scratch},
     {combine_experts_plan, combine_experts_run, combine_experts_scratch},
+    {lora_shrink_plan, lora_shrink_run, no_scratch},
+    {linear_plan, linear_run, linear_scratch},
+    {linear_plan, linear_run, linear_scratch},
 };
 
 }  // namespace

@@ -58,6 +58,8 @@ std::string describe(Fault fault, int64_t value) {
       return "position " + number + " is outside the position or block table";
     case Fault::kSlot:
       return "slot " + number + " is outside the KV pool";
+    case Fault::kAdapter:
+      return "adapter slot " + number + " does not exist";
     default:
       return "block " + number + " is outside the KV pool";
   }

@@ -28,7 +28,8 @@ constexpr int64_t size_of(DType dtype) {
 constexpr bool is_float(DType dtype) { return dtype <= DType::kFloat32; }
 
 constexpr int kMaxAxes = 5;
-constexpr int kMaxOperands = 10;
+constexpr int kMaxOperands = 12;
+constexpr int kMaxParts = 4;  // adapted modules of one linear
 
 // A tensor as a kernel sees it. Strides are in elements and may be 0 (broadcast).
 struct Operand {
@@ -81,6 +82,9 @@ enum class Op : uint8_t {
   kRoute,
   kGatedExperts,
   kCombineExperts,
+  kLoraShrink,
+  kLoraLinear,
+  kLoraGatedLinear,
   kCount,
 };
 
@@ -133,7 +137,7 @@ struct ExpressionStep {
 constexpr int kMaxStack = 8;
 
 // What went wrong while a program ran; `value` is the index that was out of range.
-enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock, kMemory };
+enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock, kMemory, kAdapter };
 
 // One command, checked, with its operands' addresses filled in.
 struct Call {
@@ -148,6 +152,10 @@ struct Call {
   int64_t window = 0;
   int64_t rows = 0;  // embedding: rows and width of the table
   int64_t width = 0;
+  int64_t parts = 0;  // adapters: of each part its module, and its columns of the weight
+  int64_t modules[kMaxParts] = {};
+  int64_t starts[kMaxParts] = {};
+  int64_t sizes[kMaxParts] = {};
   bool packed = false;
   bool by_token = false;  // axis 0 of every operand with rows is the program's tokens
   bool neox = true;

@@ -6,6 +6,7 @@ from rbln_host.ops.attention import PADDING_POSITION, paged_attention
 from rbln_host.ops.elementwise import elementwise
 from rbln_host.ops.kv_cache import PADDING_SLOT, write_kv
 from rbln_host.ops.linear import gated_linear, linear
+from rbln_host.ops.lora import NO_ADAPTER, lora_gated_linear, lora_linear, lora_shrink
 from rbln_host.ops.moe import combine_experts, gated_experts, gated_product, route
 from rbln_host.ops.norm import fused_add_rms_norm, layer_norm, rms_norm
 from rbln_host.ops.rotary import rotary_embedding, rotary_write_kv
@@ -13,6 +14,7 @@ from rbln_host.ops.sampling import PADDING_ROW, mask_tokens, sample
 
 __all__ = [
     "ACTIVATIONS",
+    "NO_ADAPTER",
     "PADDING_POSITION",
     "PADDING_ROW",
     "PADDING_SLOT",
@@ -25,6 +27,9 @@ __all__ = [
     "gated_product",
     "layer_norm",
     "linear",
+    "lora_gated_linear",
+    "lora_linear",
+    "lora_shrink",
     "mask_tokens",
     "paged_attention",
     "rms_norm",

@@ -15,19 +15,14 @@ def _linear_meta(
     residual_NO: Tensor | None,
     activation: str,
 ) -> Tensor:
-    check_activation(activation)
-    _check("linear", input_NK, weight_OK, bias_O)
-    shape = (*input_NK.shape[:-1], weight_OK.shape[0])
-    _check_residual(input_NK, residual_NO, shape)
-    return input_NK.new_empty(shape)
+    check_linear(input_NK, weight_OK, bias_O, residual_NO, activation)
+    return input_NK.new_empty((*input_NK.shape[:-1], weight_OK.shape[0]))
 
 
 def _gated_linear_meta(
     input_NK: Tensor, weight_GK: Tensor, bias_G: Tensor | None, activation: str
 ) -> Tensor:
-    check_activation(activation)
-    _check("gated_linear", input_NK, weight_GK, bias_G)
-    check_halves("gated_linear", weight_GK.shape[0])
+    check_gated_linear(input_NK, weight_GK, bias_G, activation)
     return input_NK.new_empty((*input_NK.shape[:-1], weight_GK.shape[0] // 2))
 
 
@@ -51,7 +46,7 @@ def linear(
     """
     _check("linear", input_NK, weight_OK, bias_O)
     _check_residual(input_NK, residual_NO, (*input_NK.shape[:-1], weight_OK.shape[0]))
-    output_NO = activate(_product(input_NK, weight_OK, bias_O), activation)
+    output_NO = activate(product(input_NK, weight_OK, bias_O), activation)
     if residual_NO is not None:
         output_NO = output_NO + residual_NO.float()
     return output_NO.to(input_NK.dtype).contiguous()
@@ -72,13 +67,36 @@ def gated_linear(
     """
     _check("gated_linear", input_NK, weight_GK, bias_G)
     check_halves("gated_linear", weight_GK.shape[0])
-    gated_NI = gate(_product(input_NK, weight_GK, bias_G), activation)
+    gated_NI = gate(product(input_NK, weight_GK, bias_G), activation)
     return gated_NI.to(input_NK.dtype).contiguous()
 
 
-def _product(input_NK: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
+def product(input_NK: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> Tensor:
+    """``input @ weight.T + bias`` in fp32."""
     bias = None if bias_O is None else bias_O.float()
     return functional.linear(input_NK.float(), weight_OK.float(), bias)
+
+
+def check_linear(
+    input_NK: Tensor,
+    weight_OK: Tensor,
+    bias_O: Tensor | None,
+    residual_NO: Tensor | None,
+    activation: str,
+) -> None:
+    """ValueError for operands that :func:`linear` does not take."""
+    check_activation(activation)
+    _check("linear", input_NK, weight_OK, bias_O)
+    _check_residual(input_NK, residual_NO, (*input_NK.shape[:-1], weight_OK.shape[0]))
+
+
+def check_gated_linear(
+    input_NK: Tensor, weight_GK: Tensor, bias_G: Tensor | None, activation: str
+) -> None:
+    """ValueError for operands that :func:`gated_linear` does not take."""
+    check_activation(activation)
+    _check("gated_linear", input_NK, weight_GK, bias_G)
+    check_halves("gated_linear", weight_GK.shape[0])
 
 
 def _check(operator: str, input_NK: Tensor, weight_OK: Tensor, bias_O: Tensor | None) -> None:

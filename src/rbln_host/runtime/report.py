@@ -96,7 +96,7 @@ def _flops(command: Command, tensors: Mapping[str, Tensor]) -> int:
         return 0
     operands = _operands(command, tensors)
     # A gate computes twice as many columns as it returns.
-    factor = 4 if command.operator in {"rbln::gated_linear", "rbln::gated_experts"} else 2
+    factor = 4 if command.operator in _GATED else 2
     return factor * tensors[output].numel() * summed(operands)
 
 
@@ -118,11 +118,15 @@ def _last_axis(name: str) -> Callable[[Mapping[str, Tensor]], int]:
     return lambda operands: operands[name].shape[-1]
 
 
+_GATED = frozenset({"rbln::gated_linear", "rbln::gated_experts", "rbln::lora_gated_linear"})
 _SUMMED: Mapping[str, Callable[[Mapping[str, Tensor]], int]] = {
     "rbln::linear": _last_axis("input_NK"),
     "rbln::gated_linear": _last_axis("input_NK"),
     "rbln::gated_experts": _last_axis("input_NH"),
     "rbln::combine_experts": lambda operands: math.prod(operands["gated_NSI"].shape[1:]),
+    "rbln::lora_linear": _last_axis("input_NK"),
+    "rbln::lora_gated_linear": _last_axis("input_NK"),
+    "rbln::lora_shrink": _last_axis("input_NK"),
     "aten::linear": _last_axis("input"),
     "aten::matmul": _last_axis("self"),
     "aten::mm": _last_axis("self"),

@@ -10,6 +10,7 @@ import blake3
 
 from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, geometry_of
+from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
@@ -42,6 +43,7 @@ def cache_key(
             "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
             "quantization": str(model.quantization),
             **_drafter_parts(vllm_config, digest_of),
+            **_adapter_parts(vllm_config),
             **_geometry_parts(geometry_of(vllm_config)),
             **_version_parts(toolchain),
         },
@@ -60,6 +62,11 @@ def _drafter_parts(vllm_config: "VllmConfig", digest_of: Callable[[Path], str]) 
         "draft_method": str(speculation.method),
         "draft_content": model_content(drafter, load.load_format, digest_of),
     }
+
+
+def _adapter_parts(vllm_config: "VllmConfig") -> dict[str, str]:
+    shape = AdapterShape.of(vllm_config)
+    return {} if shape is None else {"adapters": shape.key}
 
 
 def _geometry_parts(geometry: Geometry) -> dict[str, str]:

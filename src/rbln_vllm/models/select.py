@@ -9,9 +9,10 @@ import torch
 from rbln_vllm.config import ModelImpl, OptimumRBLNConfig
 from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, options_of
+from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import Captured, Toolchain
+from rbln_vllm.toolchain import Adapters, Captured, Toolchain
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,6 +22,8 @@ class ModelBuilder(Protocol):
     """A model from which programs are compiled."""
 
     kv_layers: tuple[KVLayer, ...]
+    adapters: Adapters | None
+    """The linears that have adapters; None without ``--enable-lora``."""
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""
@@ -57,7 +60,8 @@ def _target_of(vllm_config: "VllmConfig", geometry: Geometry) -> TargetBuilder:
         from rbln_vllm.models.transformers.builder import TransformersModelBuilder
         from rbln_vllm.models.transformers.source import ModelSource
 
-        return TransformersModelBuilder(ModelSource.of(vllm_config), geometry)
+        source, shape = ModelSource.of(vllm_config), AdapterShape.of(vllm_config)
+        return TransformersModelBuilder(source, geometry, shape)
     from rbln_vllm.models.vllm_builder import VllmModelBuilder
 
     return VllmModelBuilder(vllm_config, geometry)

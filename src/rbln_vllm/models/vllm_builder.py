@@ -12,10 +12,12 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import get_model
 
 from rbln_vllm.geometry import Geometry
+from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.models.attention import PagedInputs
 from rbln_vllm.models.paged_module import PagedModule
 from rbln_vllm.models.program_inputs import forward_inputs, free_axes
 from rbln_vllm.models.sampler import capture_sampler, is_sampler
+from rbln_vllm.models.vllm_linears import linears
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
 
@@ -41,6 +43,9 @@ class VllmModelBuilder:
         )
         self.module: torch.nn.Module = self._paged.module
         self.kv_layers = self._paged.kv_layers
+        # A drafter, whose layers have a prefix, has no adapters.
+        shape = None if prefix else AdapterShape.of(vllm_config)
+        self.adapters = None if shape is None else shape.adapters(linears(self.module))
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""
@@ -88,7 +93,8 @@ class VllmModelBuilder:
             model = self._config.model_config
             return capture_sampler(key, compiler, model.get_vocab_size(), model.dtype)
         inputs = forward_inputs(key, self._geometry, self.kv_layers)
-        return compiler.capture(self.forward, inputs, key.name, free_axes(self.kv_layers))
+        axes = free_axes(self.kv_layers)
+        return compiler.capture(self.forward, inputs, key.name, axes, self.adapters)
 
     def _logits_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
         model = self._config.model_config

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import PADDING_POSITION, PADDING_SLOT
+from rbln_vllm.toolchain import NO_ADAPTER, PADDING_POSITION, PADDING_SLOT, SLOTS_INPUT
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -42,6 +42,8 @@ class StepInputs:
     slots_N: Integers
     counts_B: Integers
     block_table_BT: Integers
+    adapters_N: Integers | None = None
+    """The slot of each token's adapter; None when no token has one."""
 
     def __post_init__(self) -> None:
         if not len(self.input_ids_N) == len(self.positions_N) == len(self.slots_N):
@@ -50,6 +52,8 @@ class StepInputs:
             raise ValueError("a step needs a number of tokens and blocks for every sequence")
         if self.counts_B.sum() != len(self.input_ids_N):
             raise ValueError("the tokens of the sequences do not sum to the step's")
+        if self.adapters_N is not None and len(self.adapters_N) != len(self.input_ids_N):
+            raise ValueError("a step needs the slot of an adapter for every token")
 
     @property
     def num_tokens(self) -> int:
@@ -75,8 +79,13 @@ class StepInputs:
         return places_N
 
 
-def step_inputs(batch: "InputBatch", counts_B: Integers) -> StepInputs:
-    """The next ``counts_B[b]`` tokens of each sequence of vLLM's batch."""
+def step_inputs(
+    batch: "InputBatch", counts_B: Integers, adapters_B: Integers | None = None
+) -> StepInputs:
+    """The next ``counts_B[b]`` tokens of each sequence of vLLM's batch.
+
+    ``adapters_B`` has the slot of each sequence's adapter.
+    """
     rows_N, offsets_N = _rows_and_offsets(counts_B)
     positions_N = batch.num_computed_tokens_cpu[rows_N] + offsets_N
     table = batch.block_table[0]
@@ -87,6 +96,7 @@ def step_inputs(batch: "InputBatch", counts_B: Integers) -> StepInputs:
         slots_of(blocks_BT, rows_N, positions_N, table.block_size),
         counts_B,
         blocks_BT,
+        None if adapters_B is None else adapters_B[rows_N],
     )
 
 
@@ -118,8 +128,9 @@ class StagedInputs:
             "block_table": torch.zeros(key.batch, num_blocks_per_seq, dtype=torch.int32),
             "slots": torch.zeros(tokens, dtype=torch.int64),
             "query_pos": torch.zeros(tokens, dtype=torch.int32),
+            SLOTS_INPUT: torch.full((tokens,), NO_ADAPTER, dtype=torch.int32),
         }
-        """By the names of the program's inputs."""
+        """By the names of the program's inputs; one without adapters ignores their slots."""
         self._arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
 
     def stage(self, step: StepInputs) -> dict[str, Tensor]:
@@ -134,6 +145,9 @@ class StagedInputs:
         _fill(arrays["positions"], at, step.positions_N, 0)
         _fill(arrays["slots"], at, step.slots_N, PADDING_SLOT)
         _fill(arrays["query_pos"], at, step.positions_N, PADDING_POSITION)
+        arrays[SLOTS_INPUT][:] = NO_ADAPTER
+        if step.adapters_N is not None:
+            arrays[SLOTS_INPUT][at] = step.adapters_N
         table = arrays["block_table"]
         _fill(table, slice(rows), step.block_table_BT[:, : table.shape[1]], PADDING_BLOCK)
         return self.tensors

@@ -40,10 +40,15 @@ class HostMemory:
 
 
 def kv_budget(
-    vllm_config: "VllmConfig", geometry: Geometry, layers: tuple[KVLayer, ...], weight_bytes: int
+    vllm_config: "VllmConfig",
+    geometry: Geometry,
+    layers: tuple[KVLayer, ...],
+    weight_bytes: int,
+    adapter_bytes: int = 0,
 ) -> int:
     """Bytes for the KV pool: what the user set, else what the device has left.
 
+    ``adapter_bytes`` are those of all slots, whose memory is taken when adapters are loaded.
     Raises ValueError when the pool the user asked for is not free on this machine, and
     MemoryError when a dry run's weights and programs do not fit the device.
     """
@@ -55,13 +60,14 @@ def kv_budget(
         budget = npu_kv_budget(
             geometry.profile,
             cache.gpu_memory_utilization,
-            weight_bytes,
+            weight_bytes + adapter_bytes,
             len(geometry.table.programs),
             num_devices=1,
         )
     else:
         budget = int(memory.total * cache.gpu_memory_utilization) - memory.used_by_us
-    most = memory.available - HEADROOM_BYTES - offload_memory_bytes(vllm_config)
+        budget -= adapter_bytes
+    most = memory.available - HEADROOM_BYTES - offload_memory_bytes(vllm_config) - adapter_bytes
     return max(0, min(budget, most, _useful(geometry, layers)))
 
 

@@ -13,6 +13,7 @@ from vllm.logger import init_logger
 
 from rbln_vllm import envs
 from rbln_vllm.geometry import Geometry, options_of
+from rbln_vllm.lora.shape import AdapterShape, modules_from_json, modules_to_json
 from rbln_vllm.metrics.counters import ProgramCounters
 from rbln_vllm.models.content import cache_key
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
@@ -21,6 +22,7 @@ from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.optimum.serving import compiled_path
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import (
+    Adapters,
     Artifact,
     CacheKey,
     Captured,
@@ -87,6 +89,9 @@ class ProgramStore:
         self._artifact: Artifact | None = None
         self.executable: Executable = toolchain.new_executable()
         self.kv_layers: tuple[KVLayer, ...] = ()
+        self._adapter_shape = AdapterShape.of(vllm_config)
+        self.adapters: Adapters | None = None
+        """The linears that have adapters; None without ``--enable-lora``."""
 
     def prepare(self) -> None:
         """Make every program of the table available, as far as the policy says.
@@ -157,8 +162,14 @@ class ProgramStore:
     def _open_compiled(self, path: Path, wanted: Sequence[ProgramKey]) -> None:
         """A compiled directory: all that will ever run.
 
-        ValueError for one that is damaged or lacks a program.
+        ValueError for one that is damaged or lacks a program, RuntimeError with ``--enable-lora``:
+        it has no adapters.
         """
+        if self._adapter_shape is not None:
+            raise RuntimeError(
+                f"--enable-lora, but {path} was compiled without adapters: leave it out, or serve "
+                "the model that it was compiled from"
+            )
         found = CompiledDirectory.read(path, self._toolchain)
         found.verify(self._cache.digest)
         found.check_programs([key.name for key in wanted])
@@ -170,9 +181,13 @@ class ProgramStore:
         if artifact is None:
             return
         try:
-            self.kv_layers = layers_from_json(artifact.manifest.model["kv_layers"])
+            facts = artifact.manifest.model
+            self.kv_layers = layers_from_json(facts["kv_layers"])
+            if self._adapter_shape is not None:
+                modules = modules_from_json(facts["linears"])
+                self.adapters = self._adapter_shape.adapters(modules)
         except (KeyError, TypeError, ValueError) as error:
-            logger.warning("Compile cache: %s says nothing of KV layers (%r)", artifact, error)
+            logger.warning("Compile cache: %s says nothing of its layers (%r)", artifact, error)
             return
         self._artifact = artifact
         self.executable.add_artifact(artifact)
@@ -191,7 +206,10 @@ class ProgramStore:
         if self._policy.warm_up or envs.compile_only():
             self._compile(missing)
         elif not self.kv_layers:
-            self.kv_layers = self._model().kv_layers
+            self._take_facts(self._model())
+
+    def _take_facts(self, builder: ModelBuilder) -> None:
+        self.kv_layers, self.adapters = builder.kv_layers, builder.adapters
 
     def _model(self) -> ModelBuilder:
         if self._builder is None:
@@ -201,7 +219,7 @@ class ProgramStore:
 
     def _compile(self, keys: Sequence[ProgramKey]) -> None:
         builder = self._model()
-        self.kv_layers = builder.kv_layers
+        self._take_facts(builder)
         captured, started = [], time.perf_counter()
         logger.info("Compiling %d programs", len(keys))
         for number, item in enumerate(builder.compile(keys, self._toolchain), start=1):
@@ -244,5 +262,6 @@ class ProgramStore:
             model={
                 "architecture": self._config.model_config.architecture,
                 "kv_layers": layers_to_json(self.kv_layers),
+                "linears": modules_to_json(self.adapters),
             },
         )

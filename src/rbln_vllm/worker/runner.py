@@ -20,10 +20,14 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.geometry import Geometry, options_of
+from rbln_vllm.lora.manager import ProgramLoRAManager
+from rbln_vllm.lora.refusal import without
+from rbln_vllm.lora.slots import AdapterSlots
 from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.models.kv_stand_in import KVLayerStandIn
 from rbln_vllm.programs import ProgramKey
@@ -55,6 +59,7 @@ class ProgramRunner(CPUModelRunner):
     """
 
     model: ProgramModel
+    lora_manager: ProgramLoRAManager
 
     def __init__(
         self, vllm_config: VllmConfig, device: torch.device, geometry: Geometry, store: ProgramStore
@@ -70,6 +75,7 @@ class ProgramRunner(CPUModelRunner):
         self._refused: set[str] = set()  # and not yet finished
         self._step: StepInputs | None = None
         self._outputs: StepOutputs | None = None
+        self._lost: dict[str, str] = {}  # requests of the step without their adapter, and why
         self._kv_connector_output: KVConnectorOutput | None = None
         self._keys = DrawKeys(self.requests, lambda: self.input_batch, self.model_config.seed)
         self.sampler = self._make_sampler()
@@ -96,12 +102,21 @@ class ProgramRunner(CPUModelRunner):
             self.speculation.load()
             context.clear()  # a drafter that was compiled has added its layers
         context.update({layer.name: KVLayerStandIn(layer) for layer in self.kv_layers})
+        self._make_adapter_slots()
 
     @property
     def kv_layers(self) -> tuple[KVLayer, ...]:
         """All that the KV pool holds: the target's layers, then the drafter's."""
         drafter = self.speculation
         return self._store.kv_layers + (() if drafter is None else drafter.kv_layers)
+
+    def _make_adapter_slots(self) -> None:
+        """Bind the memory of adapters to programs' inputs; nothing without ``--enable-lora``."""
+        if self._store.adapters is None:
+            return
+        slots = AdapterSlots(self._store.adapters)
+        self._store.executable.bind(slots.inputs)
+        self.lora_manager = ProgramLoRAManager(self.vllm_config, self.device, slots)
 
     def get_supported_generation_tasks(self) -> list[GenerationTask]:
         return ["generate"]
@@ -148,7 +163,10 @@ class ProgramRunner(CPUModelRunner):
         try:
             with self._unfinished_prompts_draw_nothing():
                 rest = self._constrain(grammar_output)
-                return cast(RunnerOutput, super().sample_tokens(rest))
+                output = super().sample_tokens(rest)
+                if self._lost and isinstance(output, ModelRunnerOutput):
+                    return without(output, self._lost)
+                return cast(RunnerOutput, output)
         except MissingProgramError as error:
             return self._refuse(error)
 
@@ -236,7 +254,7 @@ class ProgramRunner(CPUModelRunner):
         does.
         """
         counts_B, rows, batch = num_scheduled_tokens, len(num_scheduled_tokens), self.input_batch
-        self._step = step_inputs(batch, counts_B)
+        self._step = step_inputs(batch, counts_B, self._adapters_of(batch))
         ends_B = batch.num_computed_tokens_cpu[:rows] + counts_B
         self.discard_request_mask.np[:rows] = ends_B < batch.num_tokens_no_spec[:rows]
         np.cumsum(counts_B, out=self.query_start_loc.np[1 : rows + 1])
@@ -246,6 +264,20 @@ class ProgramRunner(CPUModelRunner):
         first = num_tokens - 1 if self._plan.kind is StepKind.PREFILL else 0
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         return slice(first, num_tokens), ScheduledDrafts.of(batch.req_ids, scheduled), 1
+
+    def _adapters_of(self, batch: InputBatch) -> NDArray[np.int32] | None:
+        """The slot of each request's adapter, which is loaded if need be; None without any.
+
+        Requests whose adapter cannot be loaded any more are computed as the base model's, and
+        refused with the step's output.
+        """
+        self._lost = {}
+        if not batch.lora_id_to_lora_request:
+            return None
+        failures = self.lora_manager.activate(batch.lora_id_to_lora_request.values())
+        for lora_id, reason in failures.items():
+            self._lost.update(dict.fromkeys(batch.lora_id_to_request_ids[lora_id], reason))
+        return self.lora_manager.slots_of(batch.request_lora_mapping[: batch.num_reqs])
 
     def _get_slot_mappings(self, *_args: Any, **_kwargs: Any) -> tuple[None, None]:
         """Slots are among the program's inputs."""

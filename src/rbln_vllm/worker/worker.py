@@ -20,6 +20,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from rbln_vllm import envs
 from rbln_vllm.geometry import geometry_of
+from rbln_vllm.lora.slots import slot_bytes
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
 from rbln_vllm.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
@@ -83,9 +84,13 @@ class RBLNWorker(CPUWorker):
 
     def determine_available_memory(self) -> int:
         """Bytes for the KV pool; refuses one that cannot hold a sequence of the maximum length."""
-        layers = self.model_runner.kv_layers
+        layers, adapters = self.model_runner.kv_layers, self._store.adapters
         budget = kv_budget(
-            self.vllm_config, self._geometry, layers, self._store.executable.weight_bytes
+            self.vllm_config,
+            self._geometry,
+            layers,
+            self._store.executable.weight_bytes,
+            0 if adapters is None else slot_bytes(adapters),
         )
         logger.info("KV pool: up to %.2f GiB", budget / (1 << 30))
         check_pool(self.vllm_config, self._geometry, layers, budget)

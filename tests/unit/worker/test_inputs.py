@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging pads every step to its program's shape, whatever the buffers held before."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -108,6 +109,18 @@ def test_a_row_with_too_many_drafts_is_refused(counts: tuple[int, ...]) -> None:
         StagedInputs(DRAFTED, WIDTH).stage(rows_of(*counts))
 
 
+def test_tokens_name_the_slots_of_their_adapters() -> None:
+    staged = poisoned(PREFILL)
+    adapted = replace(step(3, rows=1), adapters_N=np.array([2, 2, -1]))
+    assert staged.stage(adapted)["lora_slots"].tolist() == [2, 2, *[-1] * (CHUNK - 2)]
+    assert staged.stage(step(3, rows=1))["lora_slots"].tolist() == [-1] * CHUNK
+
+
+def test_an_adapter_for_every_token_or_none() -> None:
+    with pytest.raises(ValueError, match="an adapter for every token"):
+        replace(step(3, rows=1), adapters_N=np.array([0]))
+
+
 @pytest.mark.parametrize(("tokens", "rows"), [(CHUNK + 1, 1), (2, 2)])
 def test_a_step_that_does_not_fit_is_refused(tokens: int, rows: int) -> None:
     with pytest.raises(ValueError, match="do not fit program prefill_b1_q8"):
@@ -173,6 +186,13 @@ def test_a_step_is_read_from_the_batch(computed: list[int], counts: list[int]) -
     assert got == expected_inputs(batch, counts)
     assert step.counts_B.tolist() == counts
     assert step.num_sequences == len(counts)
+
+
+def test_every_token_of_a_sequence_has_its_adapter() -> None:
+    counts, adapters_B = np.array([3, 1, 2], dtype=np.int32), np.array([1, -1, 0], dtype=np.int32)
+    step = step_inputs(cast(Any, batch_of([3, 0, 7])), counts, adapters_B)
+    assert step.adapters_N is not None
+    assert step.adapters_N.tolist() == [1, 1, 1, -1, 0, 0]
 
 
 def test_slots_of_a_large_pool_do_not_overflow() -> None:

@@ -6,6 +6,7 @@ fused operators of ``rbln_host.ops``, in which each pass finds what those before
 """
 
 from rbln_host.compiler.graph import Captured, Graph
+from rbln_host.compiler.passes.attach_adapters import attach_adapters
 from rbln_host.compiler.passes.canonicalise import canonicalise
 from rbln_host.compiler.passes.drop_aliases import drop_aliases
 from rbln_host.compiler.passes.drop_buffers import drop_buffers
@@ -26,6 +27,7 @@ from rbln_host.compiler.passes.share_equal import share_equal
 
 __all__ = [
     "Made",
+    "attach_adapters",
     "canonicalise",
     "drop_aliases",
     "drop_buffers",

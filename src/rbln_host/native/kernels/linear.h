@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "lora.h"
 #include "tile.h"
 
 namespace rbln {
@@ -13,12 +14,13 @@ namespace RBLN_ISA {
 // and the up groups that belong to them.
 struct LinearShape {
   int64_t rows, k, groups;
-  bool gated;
+  bool gated, adapted;
 
   static LinearShape of(const Call& call, const Shared& shared) {
     LinearShape s;
     const Operand& x = call[0];
-    s.gated = call.op == Op::kGatedLinear;
+    s.gated = call.op == Op::kGatedLinear || call.op == Op::kLoraGatedLinear;
+    s.adapted = has_adapters(call);
     s.rows = in_use(call, shared, x.shape[0]);
     s.k = x.shape[1];
     const int64_t all = call[1].shape[0];
@@ -82,7 +84,7 @@ inline size_t linear_scratch(const Call& call) {
 template <class T>
 RBLN_INLINE void finish_column(const Call& call, const float* c, int64_t ldc, int rows,
                                int64_t first_row, int64_t column) {
-  const Operand &bias = call[2], &residual = call[3], &out = call[4];
+  const Operand &bias = call[2], &residual = call[3], &out = call[call.count - 1];
   const int64_t count = std::min<int64_t>(kLanes, out.shape[1] - column);
   Vec bias_vec{};
   if (bias.present) bias_vec = load_some(bias.as<T>() + column, count);
@@ -99,7 +101,7 @@ RBLN_INLINE void finish_column(const Call& call, const float* c, int64_t ldc, in
 template <class T>
 RBLN_INLINE void finish_gated(const Call& call, const float* gate, const float* up, int64_t ldc,
                               int rows, int64_t first_row, int64_t column) {
-  const Operand &bias = call[2], &out = call[3];
+  const Operand &bias = call[2], &out = call[call.count - 1];
   Vec gate_bias{}, up_bias{};
   if (bias.present) {
     gate_bias = load(bias.as<T>() + column);
@@ -121,6 +123,22 @@ RBLN_INLINE Groups<NR> groups_from(const Call& call, const LinearShape& s, int64
     groups.start[n] = call[1].as<T>() + (group + n + half) * group_elements<T>(s.k);
   }
   return groups;
+}
+
+// Adds to a finished tile of NR groups from `group` on what the adapters of its rows add.
+template <class T, int NR>
+void adapt_tile(const Call& call, const LinearShape& s, int64_t group, float* c, int rows,
+                int64_t first_row) {
+  const int64_t width = call[call.count - 1].shape[1], ldc = NR * kLanes;
+  if (!s.gated) {
+    return add_adapters<T, NR>(call, {c, ldc, group * kLanes, width}, rows, first_row);
+  }
+  if constexpr (NR > 1) {
+    const int64_t column = group * kLanes, columns = 2 * width;
+    add_adapters<T, NR / 2>(call, {c, ldc, column, columns}, rows, first_row);
+    float* up = c + NR / 2 * kLanes;
+    add_adapters<T, NR / 2>(call, {up, ldc, column + width, columns}, rows, first_row);
+  }
 }
 
 // Computes NR groups from `group` on, for all rows. While later rows are computed, which find the
@@ -145,6 +163,7 @@ void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64
     const void* ahead = row > 0 && fetched < NR ? later.start[fetched++] : nullptr;
     tile_rows<T, NR, MR>(rows, rows_x, ldx, groups, s.k, c, NR * kLanes, false,
                          static_cast<const char*>(ahead));
+    if (s.adapted) adapt_tile<T, NR>(call, s, group, c, rows, row);
     if (s.gated) {
       for (int n = 0; n < NR / 2; ++n) {
         finish_gated<T>(call, c + n * kLanes, c + (n + NR / 2) * kLanes, NR * kLanes, rows, row,

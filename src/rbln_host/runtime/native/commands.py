@@ -7,7 +7,7 @@ are checked by the kernels themselves.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rbln_host.compiler.arguments import arguments_of
 from rbln_host.compiler.graph import Command, Ref, TensorSpec
@@ -93,6 +93,10 @@ class _Call:
             raise Unclaimed(f"{name} is not a number")
         return float(value)
 
+    def numbers(self, name: str) -> list[float]:
+        """A list of numbers."""
+        return [float(item) for item in self._arguments[name]]
+
     def text(self, name: str) -> str:
         return str(self._arguments[name])
 
@@ -130,6 +134,37 @@ def _gated_linear(call: _Call) -> list[NativeCommand]:
     x, out = rows_of(call["input_NK"], call.output())
     operands = (x, call.weight("weight_GK"), call.optional("bias_G"), out)
     return [NativeCommand("gated_linear", operands, text=call.text("activation"))]
+
+
+def _lora_shrink(call: _Call) -> list[NativeCommand]:
+    (x,) = rows_of(call["input_NK"])
+    operands = (x, call["slots_N"], call["ranks_MS"], *call.tensors("a_SRK"), call.output())
+    return [NativeCommand("lora_shrink", operands, _part_numbers(call, "modules"))]
+
+
+def _lora_linear(call: _Call) -> list[NativeCommand]:
+    (plain,) = _linear(call)
+    return [_with_adapters(call, plain)]
+
+
+def _lora_gated_linear(call: _Call) -> list[NativeCommand]:
+    (plain,) = _gated_linear(call)
+    return [_with_adapters(call, plain)]
+
+
+def _with_adapters(call: _Call, plain: NativeCommand) -> NativeCommand:
+    """A linear whose adapters come before its output."""
+    given = (call["shrunk_NR"], call["slots_N"], call["ranks_MS"], *call.tensors("b_SGR16"))
+    operands = (*plain.operands[:-1], *given, *plain.operands[-1:])
+    numbers = _part_numbers(call, "modules", "starts", "sizes")
+    return replace(plain, op=f"lora_{plain.op}", operands=operands, numbers=numbers)
+
+
+def _part_numbers(call: _Call, *names: str) -> dict[str, float]:
+    """Lists of one number for each part, as ``modules.0`` and so on."""
+    lists = {name: call.numbers(name) for name in names}
+    numbers = {f"{name}.{i}": v for name, values in lists.items() for i, v in enumerate(values)}
+    return {"parts": float(len(lists[names[0]])), **numbers}
 
 
 def _gated_activation(call: _Call) -> list[NativeCommand]:
@@ -318,6 +353,9 @@ def _axis(call: _Call, axes: int) -> int:
 _TABLE: Mapping[str, Callable[[_Call], list[NativeCommand]]] = {
     "rbln::linear": _linear,
     "rbln::gated_linear": _gated_linear,
+    "rbln::lora_shrink": _lora_shrink,
+    "rbln::lora_linear": _lora_linear,
+    "rbln::lora_gated_linear": _lora_gated_linear,
     "rbln::gated_activation": _gated_activation,
     "rbln::rms_norm": _rms_norm,
     "rbln::fused_add_rms_norm": _add_rms_norm,

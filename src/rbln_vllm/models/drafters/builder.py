@@ -26,6 +26,7 @@ class DraftingBuilder:
     def __init__(self, target: TargetBuilder, drafter: DraftCompiler) -> None:
         self._target, self._drafter = target, drafter
         self.kv_layers: tuple[KVLayer, ...] = target.kv_layers + drafter.kv_layers
+        self.adapters = target.adapters  # a drafter has none
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""

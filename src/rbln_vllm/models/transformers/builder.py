@@ -11,11 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rbln_vllm.geometry import Geometry
+from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.models.program_inputs import forward_inputs, free_axes
 from rbln_vllm.models.sampler import capture_sampler, is_sampler
 from rbln_vllm.models.transformers.attention import PagedStep
 from rbln_vllm.models.transformers.layers import attention_layers
+from rbln_vllm.models.transformers.linears import linears
 from rbln_vllm.models.transformers.rotary import tabulate_rotary
 from rbln_vllm.models.transformers.source import ModelSource
 from rbln_vllm.programs import ProgramKey, Role
@@ -28,9 +30,13 @@ class TransformersModelBuilder:
     What layers there are is known without weights; those are loaded when a program is compiled.
     """
 
-    def __init__(self, source: ModelSource, geometry: Geometry) -> None:
+    def __init__(
+        self, source: ModelSource, geometry: Geometry, adapters: AdapterShape | None = None
+    ) -> None:
         self._source, self._geometry = source, geometry
-        self.kv_layers: tuple[KVLayer, ...] = attention_layers(source.shape())
+        model = source.shape()
+        self.kv_layers: tuple[KVLayer, ...] = attention_layers(model)
+        self.adapters = None if adapters is None else adapters.adapters(linears(model))
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
         """Compile these programs, one by one; CaptureError says why a model cannot be."""
@@ -63,7 +69,8 @@ class TransformersModelBuilder:
         if is_sampler(key):
             return capture_sampler(key, compiler, self._head_VH.shape[0], self._source.dtype)
         inputs = forward_inputs(key, self._geometry, self.kv_layers)
-        return compiler.capture(self.forward, inputs, key.name, free_axes(self.kv_layers))
+        axes = free_axes(self.kv_layers)
+        return compiler.capture(self.forward, inputs, key.name, axes, self.adapters)
 
     def forward(
         self,

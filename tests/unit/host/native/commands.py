@@ -29,6 +29,9 @@ OUTPUTS = {
     "route": (1, 2),
     "gated_experts": (4,),
     "combine_experts": (5,),
+    "lora_shrink": (-1,),
+    "lora_linear": (-1,),
+    "lora_gated_linear": (-1,),
 }
 """Which tensors of a command it writes."""
 
@@ -98,6 +101,7 @@ class CommandSpec:
 
 
 _POOL = Spec((4, 2, 8, 32))
+_PARTS = {"modules.0": 0, "modules.1": 3, "starts.0": 0}
 VALID = {
     spec.op: spec
     for spec in (
@@ -193,6 +197,38 @@ VALID = {
                 Spec((3, 2)),
                 Spec((3, 20)),
             ),
+        ),
+        CommandSpec(
+            "lora_shrink",
+            (
+                Spec((3, 5)),
+                Spec((3,), I32),
+                Spec((4, 2), I32),
+                Spec((2, 8, 5)),
+                Spec((2, 8, 5)),
+                Spec((3, 16)),
+            ),
+            {"parts": 2, "modules.0": 0, "modules.1": 3},
+        ),
+        CommandSpec(
+            "lora_linear",
+            (
+                *(Spec((3, 5)), Spec((2, 5, 16)), Spec((20,)), Spec((3, 20))),
+                *(Spec((3, 16)), Spec((3,), I64), Spec((4, 2), I32)),
+                *(Spec((2, 1, 8, 16)), Spec((2, 1, 8, 16)), Spec((3, 20))),
+            ),
+            {"parts": 2, **_PARTS, "starts.1": 12, "sizes.0": 12, "sizes.1": 8},
+            text="silu",
+        ),
+        CommandSpec(
+            "lora_gated_linear",
+            (
+                *(Spec((3, 5)), Spec((4, 5, 16)), Spec((64,))),
+                *(Spec((3, 16)), Spec((3,), I32), Spec((4, 2), I64)),
+                *(Spec((2, 2, 8, 16)), Spec((2, 2, 8, 16)), Spec((3, 32))),
+            ),
+            {"parts": 2, **_PARTS, "starts.1": 32, "sizes.0": 32, "sizes.1": 32},
+            text="gelu",
         ),
     )
 }

@@ -23,7 +23,7 @@ from tests.unit.host.native.random_commands import FLOATS, INTEGERS, Random, ran
 PAGE = mmap.PAGESIZE
 REGION = 16 * PAGE
 UNTOUCHED = 0xA5
-REGIONS = 10
+REGIONS = 12
 
 
 class Region:

@@ -194,9 +194,35 @@ def experts(rng: Random, dtype: str) -> CommandSpec:
     return CommandSpec("combine_experts", tensors)
 
 
+def lora(rng: Random, dtype: str) -> CommandSpec:
+    """Any of the three, of parts that may leave columns out."""
+    base = gated_linear(rng, dtype) if rng.random() < 0.3 else linear(rng, dtype)
+    x, out = base.tensors[0], base.tensors[-1]
+    assert x is not None
+    assert out is not None
+    columns = out.shape[1] * (2 if base.op == "gated_linear" else 1)
+    parts, slots, rank = rng.randint(1, 4), rng.randint(0, 3), rng.choice((1, 3, 4, 17))
+    sizes = [rng.randint(1, columns) for _ in range(parts)]
+    modules = rng.randint(1, 5)
+    numbers = {"parts": float(parts)}
+    for part, size in enumerate(sizes):
+        numbers[f"modules.{part}"] = float(rng.randint(0, modules - 1))
+        numbers[f"starts.{part}"] = float(rng.randint(0, columns - size))
+        numbers[f"sizes.{part}"] = float(size)
+    named = loose(rng, (x.shape[0],), rng.choice(INTEGERS), last_free=True)
+    ranks = loose(rng, (modules, slots), rng.choice(INTEGERS), last_free=True)
+    shrunk = loose(rng, (x.shape[0], parts * rank), "float32")
+    if rng.random() < 0.3:
+        a = [Spec((slots, rank, x.shape[1]), dtype) for _ in sizes]
+        return CommandSpec("lora_shrink", (x, named, ranks, *a, shrunk), numbers)
+    b = [Spec((slots, -(-size // 16), rank, 16), dtype) for size in sizes]
+    tensors = (*base.tensors[:-1], shrunk, named, ranks, *b, out)
+    return CommandSpec(f"lora_{base.op}", tensors, numbers, base.text)
+
+
 MAKERS: tuple[Callable[[Random, str], CommandSpec], ...] = (
     linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention, embedding,
-    elementwise, copy, argmax, mask_tokens, sample, route, experts,
+    elementwise, copy, argmax, mask_tokens, sample, route, experts, lora, lora,
 )  # fmt: skip
 
 

@@ -12,6 +12,32 @@ BF16 = "bfloat16"
 
 
 TENSORS = [
+    ("lora_shrink", 1, Spec((2,), I32), "slots has the wrong size"),
+    ("lora_shrink", 1, Spec((3,), F32), "slots must hold integers"),
+    ("lora_shrink", 2, Spec((3, 2), I32), "module has no ranks"),
+    ("lora_shrink", 2, Spec((4, 2), F32), "ranks must hold integers"),
+    ("lora_shrink", 2, Spec((4, 3), I32), "for each slot"),
+    ("lora_shrink", 3, Spec((2, 8, 6)), "of one shape"),
+    ("lora_shrink", 4, Spec((2, 8, 5), BF16), "of the input's dtype"),
+    ("lora_shrink", 4, Spec((2, 8, 5), strides=(80, 10, 1)), "contiguous"),
+    ("lora_shrink", 4, None, "A is missing"),
+    ("lora_shrink", 5, Spec((3, 15)), "shrunk has the wrong size"),
+    ("lora_shrink", 5, Spec((3, 16), BF16), "shrunk has the wrong dtype"),
+    ("lora_shrink", 5, Spec((3, 16), strides=(8, 1)), "output is written"),
+    ("lora_linear", 1, Spec((1, 5, 16)), "packed weight"),
+    ("lora_linear", 3, Spec((3, 21)), "residual and output have different shapes"),
+    ("lora_linear", 4, Spec((3, 8)), "shrunk has the wrong size"),
+    ("lora_linear", 5, Spec((4,), I64), "slots has the wrong size"),
+    ("lora_linear", 6, Spec((3, 2), I32), "module has no ranks"),
+    ("lora_linear", 6, Spec((4, 1), I32), "for each slot"),
+    ("lora_linear", 7, Spec((2, 2, 8, 16)), "groups of 16 columns"),
+    ("lora_linear", 8, Spec((2, 1, 7, 16)), "groups of 16 columns"),
+    ("lora_linear", 8, Spec((2, 1, 8, 16), strides=(256, 128, 16, 1)), "groups of 16 columns"),
+    ("lora_linear", 8, Spec((2, 8, 16)), "B has 3 axes"),
+    ("lora_gated_linear", 3, Spec((2, 16)), "shrunk has the wrong size"),
+    ("lora_gated_linear", 6, Spec((2, 2, 8, 16), BF16), "groups of 16 columns"),
+    ("lora_gated_linear", 7, Spec((1, 2, 8, 16)), "groups of 16 columns"),
+    ("lora_gated_linear", 8, Spec((3, 20)), "multiple of 16"),
     ("linear", 0, Spec((5,)), "input has 1 axes, not 2"),
     ("linear", 0, Spec((3, 5), I32), "input has the wrong dtype"),
     ("linear", 0, Spec((3, 5), strides=(10, 2)), "input: elements of a row must follow"),
@@ -204,6 +230,9 @@ ROWS = {
     "route": (0, 1),
     "gated_experts": (0, 2, 4),
     "combine_experts": (0, 2, 4, 5),
+    "lora_shrink": (0,),
+    "lora_linear": (0, 3, 4, 9),
+    "lora_gated_linear": (0, 3, 8),
 }
 """Operands that are read or written by rows."""
 AXES = {
@@ -220,6 +249,9 @@ AXES = {
     "route": (0, 1, 2),
     "gated_experts": (0, 1, 2, 3, 4),
     "combine_experts": (0, 1, 2, 3, 4, 5),
+    "lora_shrink": (0, 1, 2, 3, 4, 5),
+    "lora_linear": (0, 4, 5, 6, 7, 8, 9),
+    "lora_gated_linear": (0, 3, 4, 5, 6, 7, 8),
 }
 """Operands whose number of axes is fixed."""
 
@@ -248,7 +280,9 @@ def test_axes(op: str, index: int) -> None:
             refuse(bad, f"has {len(shape)} axes, not {axes}")
 
 
-@pytest.mark.parametrize(("op", "index"), [(op, i % 8) for op in OUTPUTS for i in OUTPUTS[op]])
+@pytest.mark.parametrize(
+    ("op", "index"), [(op, i % len(VALID[op].tensors)) for op in OUTPUTS for i in OUTPUTS[op]]
+)
 def test_what_is_written_lies_in_memory_once(op: str, index: int) -> None:
     valid = VALID[op]
     index = min(index, len(valid.tensors) - 1)

@@ -5,13 +5,13 @@ LMCache's keys hold a model's name and a hash of the tokens, and as many *tags* 
 """
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
 
+from rbln_vllm.lora.identity import adapter_identity
+
 if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
     from vllm.v1.request import Request
 
 TAG = "lmcache.tag.rbln"
@@ -28,13 +28,3 @@ def request_tags(request: "Request") -> dict[str, str]:
         return {}
     # A digest: salts are secret and tags become part of keys, and of what is on the disk.
     return {TAG: blake3.blake3(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]}
-
-
-def adapter_identity(adapter: "LoRARequest") -> list[Any]:
-    """Name and files of an adapter, so that other weights under the same name are another one."""
-    directory = Path(adapter.lora_path)
-    files = sorted(path for path in directory.glob("*") if path.is_file())
-    states = [(path.name, path.stat()) for path in files]
-    if not states:  # not a local directory: at least separate within this process
-        return [adapter.lora_name, adapter.lora_path, adapter.lora_int_id]
-    return [adapter.lora_name, *((name, s.st_size, s.st_mtime_ns) for name, s in states)]
