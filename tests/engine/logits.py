@@ -58,7 +58,8 @@ class Stepper:
         positions_N = np.arange(start, len(tokens))
         blocks_1T = np.arange(1, self._width + 1)[None]
         slots_N = slots_of(blocks_1T, np.zeros_like(positions_N), positions_N, BLOCK)
-        step = StepInputs(np.array(tokens[start:]), positions_N, slots_N, blocks_1T)
+        ids_N, counts_1 = np.array(tokens[start:]), np.array([len(tokens) - start])
+        step = StepInputs(ids_N, positions_N, slots_N, counts_1, blocks_1T)
         staged = StagedInputs(key, self._width).stage(step)
         (hidden_NH,) = self._executable.run(key.name, staged, step.num_tokens)
         rows = torch.zeros(LOGITS.batch, hidden_NH.shape[1], dtype=hidden_NH.dtype)
