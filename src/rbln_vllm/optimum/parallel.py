@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,6 +114,8 @@ def _without_weights(item: Captured, named: dict[str, Tensor]) -> _Sent:
 def _whole(sent: _Sent, named: dict[str, Tensor]) -> Captured:
     weights = {name: named[name] for name in sent.weights}
     for name, (data, shape, dtype) in sent.constants.items():
-        flat = torch.from_numpy(np.array(bytearray(data), dtype=np.uint8))
-        weights[name] = flat.view(dtype).view(shape)
+        weights[name] = torch.empty(shape, dtype=dtype)
+        if data:
+            filled = weights[name].view(-1).view(torch.uint8)
+            filled.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     return Captured(sent.graph, weights)

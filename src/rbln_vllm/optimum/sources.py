@@ -28,12 +28,14 @@ _DOCUMENTS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py", "LI
 def local_directory(model_id: str, hub: Mapping[str, Any]) -> Path:
     """The model's directory; of a hub id the snapshot, fetched if it is not here.
 
-    OSError of the hub's client when there is none. Weights are fetched in safetensors' format
-    where the model has it.
+    Weights are fetched in safetensors' format where the model has it. FileNotFoundError for a
+    path that is not there, OSError of the hub's client.
     """
     directory = Path(model_id)
     if directory.is_dir():
         return directory
+    if directory.is_absolute() or model_id.startswith("."):
+        raise FileNotFoundError(f"there is no directory {model_id}")
     from huggingface_hub import snapshot_download
 
     found = Path(snapshot_download(model_id, allow_patterns=[*_DOCUMENTS, "*.safetensors"], **hub))
