@@ -210,11 +210,16 @@ def greedy_continuations(model: Path, prompts: Sequence[Sequence[int]]) -> list[
     return [found.token_ids for found in hf_greedy(model, prompts, K, ignore_eos=True)]
 
 
-def test_eagle(tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]]) -> None:
+@pytest.mark.parametrize("sub_blocks", [True, False])
+def test_eagle(
+    tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]], sub_blocks: bool
+) -> None:
+    """Of a cached prefix the last sub-block, or block, is computed again."""
     target = targets(tiny_model_dir)["llama"]
     drafter = drafters.make_eagle(target, tmp_path / "drafter")
     oracle = drafters.EagleOracle(target, drafter)
-    check_engine(target, drafter, "eagle", oracle, plain["llama"])
+    options = {"additional_config": {"enable_sub_block_cache": sub_blocks}}
+    check_engine(target, drafter, "eagle", oracle, plain["llama"], **options)
 
 
 def test_eagle3(tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]]) -> None:
@@ -243,9 +248,10 @@ def check_engine(
     method: str,
     oracle: DrafterOracle,
     expected: list[list[int]],
+    **options: Any,
 ) -> None:
     """Tokens as without drafts, drafts as the oracle's: cold, and after a prefix that is cached."""
-    with speculating(target, drafter, method) as llm:
+    with speculating(target, drafter, method, **options) as llm:
         with drafted(llm) as seen:
             assert all_tokens(generate(llm, PROMPTS, greedy(TOKENS))) == expected
         check_drafts(seen, oracle)
