@@ -61,9 +61,8 @@ class ProgramDrafter(HostDrafter):
         states_NW = self._reading.states(step)
         drafts_B: list[list[int]] = [[] for _ in range(step.num_rows)]
         drafting: dict[int, DraftRow] = {}
-        for row, new in enumerate(step.sampled_B):
-            unread = self._reading.row(step, row)
-            if new and step.lengths_B[row] <= self._limits.last_read:
+        for row, unread in enumerate(self._reading.rows(step)):
+            if step.sampled_B[row] and step.lengths_B[row] <= self._limits.last_read:
                 drafting[row] = self._read_ahead(unread, states_NW)
             else:
                 self._read(unread.until(self._limits.last_read), states_NW)

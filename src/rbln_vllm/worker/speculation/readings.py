@@ -13,8 +13,8 @@ from rbln_vllm.worker.speculation.drafters import DraftStep
 class Reading(Protocol):
     """Which tokens a drafter reads of a step, and beside which states of the target's."""
 
-    def row(self, step: DraftStep, row: int) -> DraftRow:
-        """What is new to the drafter in a row, in order; never more than a chunk."""
+    def rows(self, step: DraftStep) -> list[DraftRow]:
+        """What is new to the drafter in each row, in order; never more than a chunk and a token."""
         ...
 
     def states(self, step: DraftStep) -> Tensor | None:
@@ -29,12 +29,20 @@ class TokenReading:
     was found in the prefix cache.
     """
 
-    def row(self, step: DraftStep, row: int) -> DraftRow:
-        start = int(step.first_positions[row])
-        count = int(step.kept_counts[row]) + bool(step.sampled_B[row])
-        tokens_n = step.tokens_BL[row, start : start + count]
-        blocks_T = step.inputs.block_table_BT[row]
-        return DraftRow(tokens_n, start, np.zeros(count, np.int64), blocks_T)
+    def rows(self, step: DraftStep) -> list[DraftRow]:
+        new_B = np.array([bool(new) for new in step.sampled_B], np.int64)
+        ends_B = step.first_positions + step.kept_counts + new_B
+        none_n = np.zeros(int(np.max(ends_B - step.first_positions)), np.int64)
+        return [
+            DraftRow(tokens_L[start:end], int(start), none_n[: end - start], blocks_T)
+            for tokens_L, start, end, blocks_T in zip(
+                step.tokens_BL,
+                step.first_positions,
+                ends_B,
+                step.inputs.block_table_BT,
+                strict=True,
+            )
+        ]
 
     def states(self, step: DraftStep) -> Tensor | None:
         return None
@@ -50,12 +58,23 @@ class StateReading:
     def __init__(self, *, inner: bool) -> None:
         self._inner = inner
 
-    def row(self, step: DraftStep, row: int) -> DraftRow:
-        start, count = int(step.first_positions[row]), int(step.kept_counts[row])
-        tokens_n = step.tokens_BL[row, start + 1 : start + 1 + count]
-        offset = int(step.row_offsets[row])
-        blocks_T = step.inputs.block_table_BT[row]
-        return DraftRow(tokens_n, start, np.arange(offset, offset + count), blocks_T)
+    def rows(self, step: DraftStep) -> list[DraftRow]:
+        return [
+            DraftRow(
+                tokens_L[start + 1 : start + 1 + count],
+                int(start),
+                np.arange(offset, offset + count),
+                blocks_T,
+            )
+            for tokens_L, start, count, offset, blocks_T in zip(
+                step.tokens_BL,
+                step.first_positions,
+                step.kept_counts,
+                step.row_offsets,
+                step.inputs.block_table_BT,
+                strict=True,
+            )
+        ]
 
     def states(self, step: DraftStep) -> Tensor | None:
         states_NW = step.aux_NH if self._inner else step.hidden_NH
