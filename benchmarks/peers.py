@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Install what the benchmark compares with, each in an environment of its own.
 
-usage: python -m benchmarks.peers [NAME...]     NAME: openvino, llama_cpp, plots
+usage: python -m benchmarks.peers [NAME...]     NAME: openvino, llama_cpp,
+                                                sentence_transformers, plots
 
 vLLM's CPU backend needs none: it is in the project's own environment. llama.cpp is compiled,
 which takes some minutes. What fails is left out of the benchmark, which says so.
@@ -34,6 +35,9 @@ PEERS = {
         unwanted=("torchvision",),
     ),
     "llama_cpp": Environment(("llama-cpp-python==0.3.36", "numpy>=2.0")),
+    "sentence_transformers": Environment(
+        ("torch==2.13.0", "sentence-transformers==6.2.0"), unwanted=("torchvision",)
+    ),
     "plots": Environment(("matplotlib==3.11.2",)),
 }
 

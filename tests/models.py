@@ -137,7 +137,7 @@ def tiny_model_dir(architecture: str, **overrides: Any) -> Path:
     key = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     target = CACHE / f"{architecture}-{key}"
     if not target.exists():
-        _make_aside(target, lambda scratch: _write_tiny_model(scratch, architecture, fields))
+        make_aside(target, lambda scratch: _write_tiny_model(scratch, architecture, fields))
     return target
 
 
@@ -150,7 +150,7 @@ def smollm2_dir() -> Path:
     return SMOLLM2
 
 
-def _make_aside(target: Path, write: Callable[[Path], None]) -> None:
+def make_aside(target: Path, write: Callable[[Path], None]) -> None:
     """Create `target` in one rename; of two processes at once the later one yields."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".making-"))

@@ -9,6 +9,10 @@ and then answers commands until its input ends:
     steps {tokens_in, tokens_out}                    -> {seconds_per_step}
     loop  {batch, tokens_in, tokens_out, seconds}    -> {tokens, seconds}
 
+An engine that embeds has one command in place of these:
+
+    embed {texts, shown}                             -> {seconds, tokens, vectors}
+
 The engines' own printing goes to standard error. Between commands the benchmark stops all
 processes of a driver (SIGSTOP): an idle engine takes nothing from the one that is measured.
 """
@@ -70,8 +74,16 @@ class Engine(Protocol):
         ...
 
 
+class Embedder(Protocol):
+    """A started engine that embeds texts, each by a normalised vector."""
+
+    def embed(self, texts: list[str], shown: int) -> dict[str, Any]:
+        """Seconds for all texts, their tokens, and the vectors of the first `shown`."""
+        ...
+
+
 # Starts an engine; the second result is what to tell about it: precision, platform, settings.
-Start = Callable[[Settings], tuple[Engine, dict[str, Any]]]
+Start = Callable[[Settings], tuple[Engine | Embedder, dict[str, Any]]]
 
 
 def random_prompt(tokens: int) -> list[int]:
@@ -103,15 +115,17 @@ def serve(start: Start) -> None:
     os.killpg(0, signal.SIGCONT)
 
 
-def execute(engine: Engine, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def execute(engine: Any, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The answer to one command. Raises ValueError for a name that is none."""
+    if name == "embed":
+        return dict(engine.embed(**arguments))
     if name == "run":
         return {"seconds": engine.run(**arguments)}
     if name == "steps":
         return {"seconds_per_step": engine.steps(**arguments)}
     if name == "loop":
         return _loop(engine, **arguments)
-    raise ValueError(f"no command {name!r}: use run, steps or loop")
+    raise ValueError(f"no command {name!r}: use run, steps, loop or embed")
 
 
 def _loop(

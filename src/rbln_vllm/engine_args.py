@@ -9,8 +9,9 @@ from rbln_vllm import envs
 from rbln_vllm.config import OptimumRBLNConfig, resolve_config
 from rbln_vllm.config.overrides import CompileOverrides, check_chunk
 from rbln_vllm.devices import DeviceProfile, resolve_profile
-from rbln_vllm.model_impl import decide_from_engine_args
+from rbln_vllm.model_impl import architectures_of, decide_from_engine_args
 from rbln_vllm.optimum.serving import take_over
+from rbln_vllm.pooling_rules import prepare_encoder
 from rbln_vllm.toolchain import ToolchainError, check_executor
 
 if TYPE_CHECKING:
@@ -40,10 +41,11 @@ def prepare(args: "EngineArgs") -> None:
     args.model_impl = "auto"  # upstream's "transformers" is another backend than ours
     args.additional_config = resolve_config(args.additional_config, decision.impl, profile)
     _check_raw(args)
+    encoder = decision.impl == "transformers" and prepare_encoder(args, architectures_of(args))
     if isinstance(args.additional_config, OptimumRBLNConfig):
         args.additional_config = take_over(args, args.additional_config, profile, logger)
         apply_overrides(args, CompileOverrides.of(args.additional_config.optimum_overrides))
-    _fill_defaults(args, profile)
+    _fill_defaults(args, profile, encoder=encoder)
 
 
 def apply_overrides(args: "EngineArgs", overrides: CompileOverrides) -> None:
@@ -70,13 +72,16 @@ def apply_overrides(args: "EngineArgs", overrides: CompileOverrides) -> None:
     check_chunk(args.max_num_batched_tokens, "--max-num-batched-tokens")
 
 
-def _fill_defaults(args: "EngineArgs", profile: DeviceProfile) -> None:
-    """The device's values for what the user did not give."""
+def _fill_defaults(args: "EngineArgs", profile: DeviceProfile, *, encoder: bool) -> None:
+    """The device's values for what the user did not give.
+
+    An encoder has no chunk: what a step computes depends on the longest sequence, which vLLM knows.
+    """
     if args.max_num_seqs is None:
         args.max_num_seqs = profile.default_max_num_seqs
     if args.gpu_memory_utilization == _upstream_default("gpu_memory_utilization"):
         args.gpu_memory_utilization = profile.default_gpu_memory_utilization
-    if args.max_num_batched_tokens is None:
+    if args.max_num_batched_tokens is None and not encoder:
         # A decode step of all sequences must fit the same budget.
         args.max_num_batched_tokens = max(profile.default_chunk, args.max_num_seqs)
     space = envs.kv_cache_space_bytes()

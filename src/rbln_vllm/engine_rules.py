@@ -18,8 +18,10 @@ from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_o
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
 from rbln_vllm.geometry import geometry_of, options_of
 from rbln_vllm.models import mxfp4
-from rbln_vllm.models.architectures import check_architecture
+from rbln_vllm.models.architectures import Task, check_architecture
 from rbln_vllm.models.select import implementation_of
+from rbln_vllm.pooling import is_encoder_only, is_pooling
+from rbln_vllm.pooling_rules import refuse_unbuilt_pooling
 from rbln_vllm.speculation_rules import settle_speculation
 
 if TYPE_CHECKING:
@@ -80,7 +82,9 @@ REFUSALS = (
     ),
     Refusal(
         NO_CHUNKED_PREFILL,
-        lambda c: not c.scheduler_config.enable_chunked_prefill,
+        lambda c: (
+            not c.scheduler_config.enable_chunked_prefill and not is_encoder_only(c.model_config)
+        ),
     ),
     Refusal(
         "Model runner V2 is not supported. Set VLLM_USE_V2_MODEL_RUNNER=0.",
@@ -104,8 +108,8 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
         lambda m: m.enforce_eager,
     ),
     (
-        "Pooling models (embed, classify, score) are not built yet; only text generation is.",
-        lambda m: m.runner_type != "generate",
+        "This kind of model is not built yet; models that generate text or pool are.",
+        lambda m: m.runner_type not in ("generate", "pooling"),
     ),
     ("Encoder-decoder models are not built yet.", lambda m: m.is_encoder_decoder),
     ("Multimodal models are not built yet.", lambda m: m.is_multimodal_model),
@@ -130,6 +134,7 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
 
 def refuse_unbuilt(config: "VllmConfig") -> None:
     """ValueError, with the reason and the setting to change, for what cannot be served."""
+    refuse_unbuilt_pooling(config)
     # The kind of model first: vLLM itself turns chunked prefill off for some of them.
     for text, applies in MODEL_REFUSALS:
         if applies(config.model_config):
@@ -142,8 +147,8 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
         if refusal.applies(config):
             raise ValueError(refusal.text)
     settle_speculation(config)
-    if implementation_of(config) == "transformers":
-        check_architecture(config.model_config.architectures)
+    if implementation_of(config) == "transformers" and not is_pooling(config.model_config):
+        check_architecture(config.model_config.architectures, Task.GENERATE)
 
 
 def settle_block_size(config: "VllmConfig", profile: DeviceProfile) -> None:

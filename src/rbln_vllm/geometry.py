@@ -8,6 +8,8 @@ from rbln_vllm import envs
 from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.draft_models import drafter_shape
+from rbln_vllm.pooling import Pooling, pooling_of
+from rbln_vllm.pooling_programs import EncoderTable, PoolingTable
 from rbln_vllm.programs import DrafterShape, ProgramTable
 
 if TYPE_CHECKING:
@@ -19,8 +21,8 @@ class Geometry:
     """All sizes in tokens or counts.
 
     ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes,
-    ``decode_queries`` the lengths of a decode row,
-    ``drafter`` the sizes of a model that drafts.
+    ``decode_queries`` the lengths of a decode row, ``drafter`` the sizes of a model that drafts.
+    ``pooling`` is None for a model that generates text.
     """
 
     profile: DeviceProfile
@@ -31,6 +33,7 @@ class Geometry:
     decode_buckets: tuple[int, ...]
     decode_queries: tuple[int, ...] = (1,)
     drafter: DrafterShape | None = None
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         if min(self.chunk, self.block_size, self.max_model_len, self.max_num_seqs) < 1:
@@ -49,14 +52,20 @@ class Geometry:
     @property
     def table(self) -> ProgramTable:
         """Every program of this configuration."""
-        return ProgramTable(
+        sizes = (
             self.chunk,
             self.decode_buckets,
             self.block_size,
             self.num_blocks_per_seq,
             self.decode_queries,
-            drafter=self.drafter,
         )
+        if self.pooling is None:
+            return ProgramTable(*sizes, drafter=self.drafter)
+        head = self.pooling.has_head
+        if not self.pooling.is_encoder:
+            return PoolingTable(*sizes, has_head=head)
+        most, tokens = self.max_model_len, self.pooling.step_tokens
+        return EncoderTable(*sizes, has_head=head, max_length=most, max_tokens=tokens)
 
 
 def options_of(vllm_config: "VllmConfig") -> AnyRBLNConfig:
@@ -89,6 +98,7 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
         ),
         decode_queries=decode_queries(vllm_config),
         drafter=drafter_shape(vllm_config),
+        pooling=pooling_of(vllm_config),
     )
 
 

@@ -220,6 +220,16 @@ def decide_from_engine_args(args: "EngineArgs", profile: DeviceProfile) -> ImplD
     return decision
 
 
+def architectures_of(args: "EngineArgs") -> tuple[str, ...]:
+    """Architectures of the model after `hf_overrides`; none when its config cannot be read."""
+    from vllm.transformers_utils.utils import maybe_model_redirect
+
+    try:
+        return _load_architectures(args, maybe_model_redirect(args.hf_config_path or args.model))
+    except (OSError, ValueError):  # vLLM says what is wrong with it
+        return ()
+
+
 def _load_architectures(args: "EngineArgs", model: str) -> tuple[str, ...]:
     """Architectures after `hf_overrides`, of which nested dicts are left to vLLM."""
     from vllm.transformers_utils.config import get_config

@@ -8,6 +8,7 @@ from vllm.platforms.interface import PlatformEnum
 
 from rbln_vllm import envs
 from rbln_vllm.devices import resolve_profile
+from rbln_vllm.pooling import is_encoder_only
 from rbln_vllm.shims import without_llvmlite
 from rbln_vllm.start_method import engines_may_fork
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 ATTENTION_BACKEND = "rbln_vllm.models.attention.PagedAttentionBackend"
 WORKER = "rbln_vllm.worker.worker.RBLNWorker"
 SCHEDULER = "rbln_vllm.core.scheduler.RBLNScheduler"
+ENCODER_SCHEDULER = "rbln_vllm.core.encoder_scheduler.EncoderScheduler"
 ASYNC_SCHEDULER = "rbln_vllm.core.scheduler.RBLNAsyncScheduler"
 IR_PROVIDER = "rbln"
 
@@ -97,7 +99,7 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import engine_rules, schedule_ahead, sub_blocks
+        from rbln_vllm import engine_rules, pooling_rules, schedule_ahead, sub_blocks
         from rbln_vllm.optimum import serving
 
         if vllm_config.model_config is None:
@@ -105,6 +107,7 @@ class RblnPlatform(CpuPlatform):
             return
         profile = resolve_profile(envs.force_npu_name())
         engine_rules.refuse_unbuilt(vllm_config)
+        pooling_rules.settle_pooling(vllm_config)
         engine_rules.settle_block_size(vllm_config, profile)
         sub_blocks.check_prefix_caching(vllm_config)
         block_size = vllm_config.cache_config.block_size
@@ -141,6 +144,12 @@ class RblnPlatform(CpuPlatform):
         return limit - prompt_len
 
     @classmethod
+    def _scheduler(cls, vllm_config: "VllmConfig") -> str:
+        if is_encoder_only(vllm_config.model_config):
+            return ENCODER_SCHEDULER
+        return ASYNC_SCHEDULER if vllm_config.scheduler_config.async_scheduling else SCHEDULER
+
+    @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
         from rbln_vllm.schedule_ahead import OVERLAPPED_EXECUTOR
 
@@ -148,7 +157,7 @@ class RblnPlatform(CpuPlatform):
         if parallel.worker_cls in ("auto", "vllm.v1.worker.cpu_worker.CPUWorker"):
             parallel.worker_cls = WORKER
         if scheduler.scheduler_cls is None:
-            scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+            scheduler.scheduler_cls = cls._scheduler(vllm_config)
         if scheduler.async_scheduling and parallel.distributed_executor_backend == "uni":
             # Upstream's runs a step within the call, so nothing would happen meanwhile.
             parallel.distributed_executor_backend = OVERLAPPED_EXECUTOR

@@ -29,6 +29,10 @@ class Role(StrEnum):
     """The drafter's KV of one sequence's next chunk."""
     DRAFT = "draft"
     """The drafts that follow up to Q new tokens of each of B sequences."""
+    ENCODER = "encoder"
+    """Hidden states of up to B whole sequences, which share B * Q tokens as they like."""
+    HEAD = "head"
+    """A classifier's logits of B rows of pooled hidden states."""
 
 
 DRAFT_ROLES = (Role.DRAFT_PREFILL, Role.DRAFT)
@@ -52,7 +56,8 @@ class ProgramKey:
             raise ValueError(f"a program needs at least one row of one token: {self}")
         if self.role in CHUNK_ROLES and self.batch != 1:
             raise ValueError("a prefill program takes one sequence")
-        if self.role not in (*CHUNK_ROLES, Role.DECODE, Role.DRAFT) and self.query != 1:
+        several = (*CHUNK_ROLES, Role.DECODE, Role.DRAFT, Role.ENCODER)
+        if self.role not in several and self.query != 1:
             raise ValueError(f"a {self.role} program takes one token a row")
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from rbln_vllm import envs
+from rbln_vllm.pooling import is_pooling
 from rbln_vllm.sub_blocks import sub_block_rules
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ def _drafts(vllm_config: "VllmConfig") -> bool:
 
 
 _REASONS_AGAINST: tuple[tuple[str, Callable[["VllmConfig"], bool]], ...] = (
+    (
+        "a pooling model answers a request once, and there is nothing to draw meanwhile",
+        lambda config: is_pooling(config.model_config),
+    ),
     (
         "with this executor nothing runs while a step does. Leave out "
         "--distributed-executor-backend to have it",

@@ -81,7 +81,7 @@ NOT_BUILT = (
     Refused(("fp8", "--kv-cache-dtype"), {"kv_cache_dtype": "fp8"}),
     Refused(("Quantised", "unquantised model"), {"quantization": "fp8"}),
     Refused(("--load-format bitsandbytes",), {"load_format": "bitsandbytes"}),
-    Refused(("Pooling", "only text generation"), {"runner": "pooling"}),
+    Refused(("LlamaForCausalLM is not built for pooling",), {"runner": "pooling"}),
     Refused(("--enable-prompt-embeds",), {"enable_prompt_embeds": True}),
     Refused(("--kv-transfer-config",), {"kv_transfer_config": CONNECTOR}),
     Refused(("kv_both",), {"kv_transfer_config": {**OFFLOAD, "kv_role": "kv_consumer"}}),
@@ -209,7 +209,7 @@ MODELS = (
     ("MambaForCausalLM", {"model_type": "mamba"}, "recurrent"),
     ("Qwen3NextForCausalLM", {"model_type": "qwen3_next"}, "recurrent or linear-attention"),
     ("DeepseekV2ForCausalLM", {"model_type": "deepseek_v2"}, "latent attention"),
-    ("BertModel", {"model_type": "bert"}, "Pooling models"),
+    ("ModernBertModel", {"model_type": "modernbert"}, "is not built for pooling"),
     ("WhisperForConditionalGeneration", {"model_type": "whisper"}, "Encoder-decoder"),
 )
 

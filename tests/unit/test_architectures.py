@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rbln_vllm.models.architectures import ARCHITECTURES, Architecture, built, check_architecture
+from rbln_vllm.models.architectures import (
+    ARCHITECTURES,
+    POOLING_TASKS,
+    Architecture,
+    Task,
+    built,
+    check_architecture,
+    is_encoder,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
@@ -33,6 +41,23 @@ def test_refusals_say_why() -> None:
         check_architecture(["Unknown"])
     with pytest.raises(ValueError, match="nothing for this model"):
         check_architecture([])
+
+
+def test_a_task_that_an_architecture_does_not_have() -> None:
+    assert check_architecture(["Qwen3ForCausalLM"], Task.EMBED).name == "Qwen3ForCausalLM"
+    assert check_architecture(["BertModel"], *POOLING_TASKS).encoder
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not built for embed: use a model of"):
+        check_architecture(["LlamaForCausalLM"], Task.EMBED)
+    with pytest.raises(ValueError, match="BertModel is not built for generate"):
+        check_architecture(["BertModel"], Task.GENERATE)
+    assert "BertModel" in built(Task.EMBED)
+    assert "BertModel" not in built(Task.GENERATE)
+
+
+def test_encoders() -> None:
+    assert is_encoder(["Unknown", "XLMRobertaModel"])
+    assert not is_encoder(["Qwen3Model"])
+    assert not is_encoder(["Unknown"])
 
 
 def test_a_row_needs_tasks_and_devices() -> None:

@@ -8,6 +8,7 @@
 #include "kernels/attention_block.h"
 #include "kernels/attention_rows.h"
 #include "kernels/elementwise.h"
+#include "kernels/encoder_attention.h"
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/lora.h"
@@ -41,6 +42,22 @@ size_t attention_scratch(const Call& call) {
   return bytes;
 }
 
+void encoder_attention_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {
+  const Attention a(call, Attention::Encoder{});
+  with_float_type(a.query.dtype, [&](auto* type) {
+    attend_encoder_block<std::remove_pointer_t<decltype(type)>>(a, shared.items[task], scratch);
+  });
+}
+
+size_t encoder_attention_scratch(const Call& call) {
+  const Attention a(call, Attention::Encoder{});
+  size_t bytes = 0;
+  with_float_type(a.query.dtype, [&](auto* type) {
+    bytes = BlockScratch<std::remove_pointer_t<decltype(type)>>::bytes(a);
+  });
+  return bytes;
+}
+
 // In the order of Op.
 constexpr Kernel kTable[static_cast<int>(Op::kCount)] = {
     {linear_plan, linear_run, linear_scratch},
@@ -53,6 +70,7 @@ constexpr Kernel kTable[static_cast<int>(Op::kCount)] = {
     {plan_tokens, rotary_write_kv_run, no_scratch},
     {plan_tokens, write_kv_run, no_scratch},
     {attention_plan, attention_run, attention_scratch},
+    {encoder_attention_plan, encoder_attention_run, encoder_attention_scratch},
     {plan_rows, embedding_run, no_scratch},
     {plan_rows, elementwise_run, no_scratch},
     {plan_rows, copy_run, no_scratch},

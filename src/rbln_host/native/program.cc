@@ -60,6 +60,8 @@ std::string describe(Fault fault, int64_t value) {
       return "slot " + number + " is outside the KV pool";
     case Fault::kAdapter:
       return "adapter slot " + number + " does not exist";
+    case Fault::kRow:
+      return "row start " + number + " is before another's or outside the tokens";
     default:
       return "block " + number + " is outside the KV pool";
   }

@@ -73,6 +73,7 @@ enum class Op : uint8_t {
   kRotaryWriteKv,
   kWriteKv,
   kPagedAttention,
+  kEncoderAttention,
   kEmbedding,
   kElementwise,
   kCopy,
@@ -137,7 +138,7 @@ struct ExpressionStep {
 constexpr int kMaxStack = 8;
 
 // What went wrong while a program ran; `value` is the index that was out of range.
-enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock, kMemory, kAdapter };
+enum class Fault : int { kNone, kId, kPosition, kSlot, kBlock, kMemory, kAdapter, kRow };
 
 // One command, checked, with its operands' addresses filled in.
 struct Call {

@@ -362,6 +362,26 @@ void check_attention(const Checker& c, Call& call) {
   need_vector(c, alibi, DType::kFloat32, query.shape[1], "alibi slopes");
 }
 
+void check_encoder_attention(const Checker& c, Call& call) {
+  const Operand &query = call[0], &key = call[1], &value = call[2], &out = call[4];
+  need_heads(c, query, query.dtype, "query");
+  need_heads(c, key, query.dtype, "key");
+  need_heads(c, value, query.dtype, "value");
+  need_heads(c, out, query.dtype, "output");
+  need_own_memory(c, out, "output");
+  c.that(same_shape(query, out), "query and output have different shapes");
+  c.that(same_shape(key, value), "keys and values have different shapes");
+  c.that(key.shape[0] == query.shape[0] && key.shape[2] == query.shape[2],
+         "queries and keys differ in tokens or head size");
+  c.that(key.shape[1] > 0 && query.shape[1] % key.shape[1] == 0 && query.shape[1] > 0,
+         "query heads must be a multiple of KV heads");
+  c.that(query.shape[2] > 0 && query.shape[2] % 16 == 0, "the head size must be a multiple of 16");
+  c.that(query.shape[0] <= INT32_MAX, "there are more than 2^31 tokens");
+  need_axes(c, call[3], 1, "row starts");
+  c.that(!is_float(call[3].dtype), "row starts must hold integers");
+  c.that(call[3].shape[0] > 0, "row starts need the end of the last row");
+}
+
 void check_embedding(const Checker& c, Call& call) {
   const Operand &table = call[0], &ids = call[1], &out = call[2];
   need_axes(c, out, 2, "output");
@@ -539,6 +559,7 @@ const std::map<std::string, OperatorRule>& rules() {
       {"rotary_write_kv", {Op::kRotaryWriteKv, 8, check_rotary_write_kv}},
       {"write_kv", {Op::kWriteKv, 4, check_write_kv}},
       {"paged_attention", {Op::kPagedAttention, 7, check_attention}},
+      {"encoder_attention", {Op::kEncoderAttention, 5, check_encoder_attention}},
       {"embedding", {Op::kEmbedding, 3, check_embedding}},
       {"elementwise", {Op::kElementwise, 0, check_elementwise}},
       {"copy", {Op::kCopy, 2, check_copy}},
@@ -588,6 +609,9 @@ void read_numbers(const Checker& c, Call& call) {
       call.scale = static_cast<float>(c.number("scale", -1e30, 1e30));
       call.soft_cap = static_cast<float>(c.number("soft_cap", 0, 1e30));
       call.window = c.integer("window");
+      break;
+    case Op::kEncoderAttention:
+      call.scale = static_cast<float>(c.number("scale", -1e30, 1e30));
       break;
     case Op::kEmbedding:
       call.packed = c.flag("packed");

@@ -2,7 +2,7 @@
 """The ``rbln::`` operator set: schema and eager reference, one file per family."""
 
 from rbln_host.ops.activation import ACTIVATIONS, gated_activation
-from rbln_host.ops.attention import PADDING_POSITION, paged_attention
+from rbln_host.ops.attention import PADDING_POSITION, encoder_attention, paged_attention
 from rbln_host.ops.elementwise import elementwise
 from rbln_host.ops.kv_cache import PADDING_SLOT, write_kv
 from rbln_host.ops.linear import gated_linear, linear
@@ -20,6 +20,7 @@ __all__ = [
     "PADDING_SLOT",
     "combine_experts",
     "elementwise",
+    "encoder_attention",
     "fused_add_rms_norm",
     "gated_activation",
     "gated_experts",

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rbln::paged_attention``: causal attention of new queries over the paged KV pool.
+"""``rbln::paged_attention``: causal attention of new queries over the paged KV pool, and
+``rbln::encoder_attention``: attention in both directions among the tokens of a row, without a pool.
 
-One operator serves prefill (one sequence, Q queries) and decode (B sequences, one query each):
-queries come as a ``[B * Q]`` grid and each carries its own position.
+The former serves prefill (one sequence, Q queries) and decode (B sequences, one query each):
+queries come as a ``[B * Q]`` grid and each carries its own position. The rows of the latter have
+any length and follow each other.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -70,6 +73,45 @@ def paged_attention(  # noqa: PLR0917 (an operator's arguments are positional)
         distance_QL = key_pos_L[None, :] - query_pos_Q[:, None]
         output_HQD = _attend(query_HQD, key_HLD, value_HLD, distance_QL, rules)
         output_NHD[index] = output_HQD.transpose(0, 1)
+    return output_NHD
+
+
+@define(
+    "encoder_attention(Tensor query_NHD, Tensor key_NHD, Tensor value_NHD, Tensor row_starts_S, "
+    "float scale) -> Tensor",
+    meta=lambda query_NHD, *_args, **_kwargs: torch.empty_like(
+        query_NHD, memory_format=torch.contiguous_format
+    ),
+)
+def encoder_attention(
+    query_NHD: Tensor, key_NHD: Tensor, value_NHD: Tensor, row_starts_S: Tensor, scale: float
+) -> Tensor:
+    """Attend from each token to every token of its own row.
+
+    Shapes: ``query_NHD`` ``[N, num_heads, head_size]``, ``key_NHD`` and ``value_NHD``
+    ``[N, num_kv_heads, head_size]``; ``row_starts_S`` int32 or int64 ``[rows + 1]``: row ``r`` has
+    the tokens ``[row_starts[r], row_starts[r + 1])`` and may be empty. Tokens of no row are
+    padding: their output is zero and nobody reads them. Raises IndexError for starts that descend
+    or lie outside the tokens.
+
+    Rows are computed one by one, so a row's result does not depend on its neighbours.
+    """
+    starts = row_starts_S.tolist()
+    rules = _Rules(scale, 0, 0.0, None, None)
+    output_NHD = torch.zeros_like(query_NHD, memory_format=torch.contiguous_format)
+    for start in starts:
+        if not 0 <= start <= query_NHD.shape[0]:
+            raise IndexError(f"row start {start} is before another's or outside the tokens")
+    for start, end in pairwise(starts):
+        if end < start:
+            raise IndexError(f"row start {end} is before another's or outside the tokens")
+        if end == start:
+            continue
+        q_HQD, k_HLD, v_HLD = (
+            tensor[start:end].transpose(0, 1) for tensor in (query_NHD, key_NHD, value_NHD)
+        )
+        all_visible_QL = torch.zeros(end - start, end - start)
+        output_NHD[start:end] = _attend(q_HQD, k_HLD, v_HLD, all_visible_QL, rules).transpose(0, 1)
     return output_NHD
 
 

@@ -101,7 +101,12 @@ def _flops(command: Command, tensors: Mapping[str, Tensor]) -> int:
 
 
 def _attention_flops(command: Command, tensors: Mapping[str, Tensor]) -> int:
-    """Scores and weighted values of every query against a full block table."""
+    """Scores and weighted values of every query against a full block table, or in an encoder
+    against all tokens of rows that share them evenly."""
+    if command.operator == "rbln::encoder_attention":
+        operands = _operands(command, tensors)
+        tokens, rows = operands["query_NHD"].shape[0], operands["row_starts_S"].shape[0] - 1
+        return 4 * operands["query_NHD"].numel() * (tokens // max(1, rows))
     if command.operator != "rbln::paged_attention":
         return 0
     operands = _operands(command, tensors)

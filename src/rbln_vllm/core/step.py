@@ -24,6 +24,7 @@ class StepKind(Enum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"
     EMPTY = "empty"
 
 
@@ -72,6 +73,22 @@ def classify(output: SchedulerOutput, chunk_size: int) -> StepPlan:
     if is_prefill:
         _check_window(chunk_start(output), plan.tokens[0], chunk_size)
     return plan
+
+
+def whole_prompts(output: SchedulerOutput) -> StepPlan:
+    """The step of an encoder: any number of requests, each with its whole prompt.
+
+    Raises:
+        StepRuleError: a request whose prompt was begun in an earlier step.
+    """
+    counts = output.num_scheduled_tokens
+    if not counts:
+        return EMPTY_STEP
+    begun = [new.req_id for new in output.scheduled_new_reqs if new.num_computed_tokens]
+    begun += output.scheduled_cached_reqs.req_ids
+    if begun:
+        raise StepRuleError(f"an encoder computes whole prompts, not the rest of {begun}")
+    return StepPlan(StepKind.ENCODE, tuple(counts), tuple(counts.values()))
 
 
 def chunk_start(output: SchedulerOutput) -> int:

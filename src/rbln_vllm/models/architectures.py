@@ -17,6 +17,13 @@ class Task(StrEnum):
     """What a model is asked for."""
 
     GENERATE = "generate"
+    EMBED = "embed"
+    TOKEN_EMBED = "token_embed"
+    CLASSIFY = "classify"
+    SCORE = "score"
+
+
+POOLING_TASKS = frozenset(Task) - {Task.GENERATE}
 
 
 _ALL = frozenset(Family)
@@ -28,8 +35,9 @@ class Architecture:
     """One row: ``name`` as in a checkpoint's ``architectures``.
 
     ``model_type`` is Transformers' name of it, whose module holds the classes unless ``code`` names
-    another. ``devices`` are the families for which it is promised. ``refusal`` says, in words, why
-    it cannot be served yet; empty for what can be.
+    another. ``devices`` are the families for which it is promised. ``encoder``: its tokens see
+    those after them too. ``refusal`` says, in words, why it cannot be served yet; empty for what
+    can be.
     """
 
     name: str
@@ -37,6 +45,7 @@ class Architecture:
     tasks: frozenset[Task] = frozenset({Task.GENERATE})
     devices: frozenset[Family] = _ALL
     notes: str = ""
+    encoder: bool = False
     refusal: str = ""
     code: str = ""
 
@@ -63,12 +72,24 @@ _REMOTE = (
     "its modules are not part of Transformers, and modules from elsewhere are not built yet: use "
     "--model-impl vllm"
 )
+_EMBEDS = frozenset({Task.EMBED, Task.TOKEN_EMBED})
+_CLASSIFIES = frozenset({Task.CLASSIFY, Task.SCORE})
+
+
+def _encoder(name: str, model_type: str, tasks: frozenset[Task], notes: str = "") -> Architecture:
+    return Architecture(name, model_type, tasks, _NOT_REBEL100, notes, encoder=True)
+
 
 _ROWS = (
     Architecture("LlamaForCausalLM", "llama"),
     Architecture("MistralForCausalLM", "mistral", notes="sliding windows"),
     Architecture("Qwen2ForCausalLM", "qwen2", notes="biases in attention"),
-    Architecture("Qwen3ForCausalLM", "qwen3", notes="norms of queries and keys"),
+    Architecture(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        tasks=frozenset({Task.GENERATE, Task.EMBED}),
+        notes="norms of queries and keys; embeds with `--runner pooling`",
+    ),
     Architecture("GemmaForCausalLM", "gemma", notes="scaled embeddings"),
     Architecture("Gemma2ForCausalLM", "gemma2", notes="soft caps; a window in every second layer"),
     Architecture("PhiForCausalLM", "phi", notes="partial rotary; attention beside the MLP"),
@@ -85,6 +106,22 @@ _ROWS = (
         notes="EXAONE 3 and 3.5: Llama's modules; the checkpoint's own code is not run",
         code="rbln_vllm.models.transformers.exaone",
     ),
+    _encoder("BertModel", "bert", _EMBEDS),
+    _encoder("RobertaModel", "roberta", _EMBEDS),
+    _encoder("XLMRobertaModel", "xlm_roberta", _EMBEDS),
+    _encoder("BertForSequenceClassification", "bert", _CLASSIFIES),
+    _encoder("RobertaForSequenceClassification", "roberta", _CLASSIFIES),
+    _encoder("XLMRobertaForSequenceClassification", "xlm_roberta", _CLASSIFIES),
+    Architecture(
+        "Qwen3Model", "qwen3", frozenset({Task.EMBED}), _NOT_REBEL100, "pools the last token"
+    ),
+    Architecture(
+        "Qwen3ForSequenceClassification",
+        "qwen3",
+        _CLASSIFIES,
+        _NOT_REBEL100,
+        "pools the last token; serves Qwen3-Reranker through `--hf-overrides`",
+    ),
     Architecture("MidmLMHeadModel", "midm", refusal=_REMOTE),
 )
 
@@ -92,18 +129,32 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({row.name: row for 
 """Every architecture by name, those that are refused among them."""
 
 
-def built() -> tuple[str, ...]:
-    """Names of the architectures that can be served."""
-    return tuple(row.name for row in _ROWS if row.is_built)
+def built(*tasks: Task) -> tuple[str, ...]:
+    """Names of the architectures that can be served, for one of ``tasks`` if any are given."""
+    return tuple(
+        row.name for row in _ROWS if row.is_built and (not tasks or row.tasks & set(tasks))
+    )
 
 
-def check_architecture(names: Collection[str]) -> Architecture:
-    """The row of the first name that is known.
+def is_encoder(names: Collection[str]) -> bool:
+    """Whether the first name that is known is an encoder's."""
+    known = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    return known is not None and known.encoder
 
-    Raises ValueError when none of a model's architectures can be served, listing those that can.
+
+def check_architecture(names: Collection[str], *tasks: Task) -> Architecture:
+    """The row of the first name that is known; ``tasks`` are those of which it must have one.
+
+    Raises ValueError when none of a model's architectures can be served, or not for such a task,
+    listing those that can.
     """
     known = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if known is not None and known.is_built:
+        if tasks and not known.tasks & set(tasks):
+            raise ValueError(
+                f"{known.name} is not built for {' or '.join(tasks)}: use a model of "
+                f"{', '.join(built(*tasks))}"
+            )
         return known
     if known is not None:
         raise ValueError(f"{known.name}: {known.refusal}")

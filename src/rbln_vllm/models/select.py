@@ -47,6 +47,10 @@ def implementation_of(vllm_config: "VllmConfig") -> ModelImpl:
 def builder_of(vllm_config: "VllmConfig", geometry: Geometry) -> ModelBuilder:
     """Build the model of the selected implementation, and its drafter if that is a model; only
     their modules are imported."""
+    if geometry.pooling is not None:
+        from rbln_vllm.models.transformers.pooling import pooling_builder
+
+        return pooling_builder(vllm_config, geometry)
     target = _target_of(vllm_config, geometry)
     if not drafts_by_program(vllm_config):
         return target

@@ -95,7 +95,7 @@ class ProgramRunner(CPUModelRunner):
             # collections that follow would walk it.
             gc.freeze()
         self._store.prepare()
-        self.model = ProgramModel(self._geometry, self._store)
+        self.model = self._make_model()
         context = self.compilation_config.static_forward_context
         context.clear()
         if self.speculation is not None:
@@ -118,6 +118,12 @@ class ProgramRunner(CPUModelRunner):
         self._store.executable.bind(slots.inputs)
         self.lora_manager = ProgramLoRAManager(self.vllm_config, self.device, slots)
 
+    def _make_model(self) -> ProgramModel:
+        return ProgramModel(self._geometry, self._store)
+
+    def _classify(self, scheduler_output: SchedulerOutput) -> StepPlan:
+        return classify(scheduler_output, self._geometry.chunk)
+
     def get_supported_generation_tasks(self) -> list[GenerationTask]:
         return ["generate"]
 
@@ -129,6 +135,8 @@ class ProgramRunner(CPUModelRunner):
     ) -> None:
         """Allocate the pool and bind each layer's part to the programs' inputs."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, LazyPool())
+        if not self._store.kv_layers:  # an encoder
+            return
         context = self.compilation_config.static_forward_context
         self._store.executable.bind_kv(
             {
@@ -148,7 +156,7 @@ class ProgramRunner(CPUModelRunner):
     ) -> RunnerOutput:
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
         self._refused -= scheduler_output.finished_req_ids
-        self._plan = classify(scheduler_output, self._geometry.chunk)
+        self._plan = self._classify(scheduler_output)
         pools: list[CopiesKV] = [self._store.executable]
         if self.speculation is not None:
             self.speculation.forget(scheduler_output.finished_req_ids)

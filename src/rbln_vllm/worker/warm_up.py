@@ -7,6 +7,7 @@ import numpy as np
 
 from rbln_vllm.programs import ProgramKey, ProgramTable, Role
 from rbln_vllm.worker.inputs import StagedInputs, StepInputs
+from rbln_vllm.worker.pooling.inputs import EncoderInputs, StagedEncoder
 from rbln_vllm.worker.program_store import ProgramStore
 
 
@@ -21,9 +22,17 @@ def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -
             continue
         if key.role in (Role.PREFILL, Role.DECODE):
             _run_padding(key, store, num_blocks_per_seq)
+        elif key.role is Role.ENCODER:
+            _run_no_sequence(key, store)
         else:
             store.executable.load(key.name)
     return time.perf_counter() - started
+
+
+def _run_no_sequence(key: ProgramKey, store: ProgramStore) -> None:
+    none = np.empty(0, np.int64)
+    inputs = StagedEncoder(key).stage(EncoderInputs(none, none, none))
+    store.executable.run(key.name, inputs)
 
 
 def _run_padding(key: ProgramKey, store: ProgramStore, num_blocks_per_seq: int) -> None:

@@ -19,13 +19,14 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from rbln_vllm import envs
-from rbln_vllm.geometry import geometry_of
+from rbln_vllm.geometry import Geometry, geometry_of
 from rbln_vllm.lora.slots import slot_bytes
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
 from rbln_vllm.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
 from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget
+from rbln_vllm.worker.pooling import EncoderRunner, PoolingRunner
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.runner import ProgramRunner, RunnerOutput
 from rbln_vllm.worker.threads import allowed_cpus
@@ -75,9 +76,8 @@ class RBLNWorker(CPUWorker):
         self._store = ProgramStore(
             self.vllm_config, self._geometry, host_toolchain(self._cpus), self._counters
         )
-        self.model_runner = ProgramRunner(
-            self.vllm_config, self.device, self._geometry, self._store
-        )
+        runner = _runner_class(self._geometry)
+        self.model_runner = runner(self.vllm_config, self.device, self._geometry, self._store)
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -145,3 +145,9 @@ class RBLNWorker(CPUWorker):
         self._heartbeat.stop()
         super().shutdown()
         counter_path(self.vllm_config.instance_id).unlink(missing_ok=True)
+
+
+def _runner_class(geometry: Geometry) -> type[ProgramRunner]:
+    if geometry.pooling is None:
+        return ProgramRunner
+    return EncoderRunner if geometry.pooling.is_encoder else PoolingRunner

@@ -45,6 +45,28 @@ struct Attention {
         batch(table.shape[0]),
         queries(tokens / std::max<int64_t>(1, batch)) {}
 
+  // An encoder_attention call, whose keys lie in no pool: `kv` are its keys, and what it does not
+  // have is an operand that is never present.
+  struct Encoder {};
+  Attention(const Call& c, Encoder)
+      : call(c),
+        query(c[0]),
+        kv(c[1]),
+        table(c[3]),
+        positions(c[3]),
+        sinks(c[kMaxOperands - 1]),
+        alibi(c[kMaxOperands - 1]),
+        out(c[4]),
+        tokens(query.shape[0]),
+        heads(query.shape[1]),
+        kv_heads(kv.shape[1]),
+        group(heads / kv_heads),
+        size(query.shape[2]),
+        block_size(1),
+        blocks(0),
+        batch(table.shape[0] - 1),
+        queries(tokens) {}
+
   bool by_block() const { return queries >= kBlockPathQueries; }
   int64_t block_queries() const { return std::clamp<int64_t>(96 / group, 16, 64); }
   int64_t position(int64_t n) const { return load_index(positions, n); }

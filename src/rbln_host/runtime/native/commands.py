@@ -223,6 +223,12 @@ def _paged_attention(call: _Call) -> list[NativeCommand]:
     return [NativeCommand("paged_attention", operands, numbers)]
 
 
+def _encoder_attention(call: _Call) -> list[NativeCommand]:
+    names = ("query_NHD", "key_NHD", "value_NHD", "row_starts_S")
+    operands = (*(call[name] for name in names), call.output())
+    return [NativeCommand("encoder_attention", operands, {"scale": call.number("scale")})]
+
+
 def _embedding(call: _Call) -> list[NativeCommand]:
     return _lookup(call, "weight", call["indices"])
 
@@ -364,6 +370,7 @@ _TABLE: Mapping[str, Callable[[_Call], list[NativeCommand]]] = {
     "rbln::rotary_write_kv": _rotary_write_kv,
     "rbln::write_kv": _write_kv,
     "rbln::paged_attention": _paged_attention,
+    "rbln::encoder_attention": _encoder_attention,
     "rbln::elementwise": _elementwise,
     "rbln::mask_tokens": _mask_tokens,
     "rbln::sample": _sample,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention function Hugging Face's modules call: paged, over the step they are given.
+"""The attention function Hugging Face's modules call: over the step they are given.
 
 A model is called with ``paged=`` one of the steps below, which its layers hand down to the
-function. All tokens of a step come as one row, ``[1, N]``; which sequence a token belongs to is
-the step's affair.
+function. All tokens of a step come as one row, ``[1, N]``; which sequence a token belongs to, and
+where its keys are, is the step's affair.
 """
 
 from dataclasses import dataclass, field
@@ -30,7 +30,10 @@ class Scores:
 
 
 class Step(Protocol):
-    """What attention is computed over."""
+    """What attention is computed over; ``is_causal`` for modules whose tokens see earlier ones."""
+
+    @property
+    def is_causal(self) -> bool: ...
 
     def attend(
         self, module: torch.nn.Module, index: int, qkv_NHD: tuple[Tensor, ...], scores: Scores
@@ -51,6 +54,7 @@ class PagedStep:
     block_table_BT: Tensor
     slots_N: Tensor
     query_pos_N: Tensor
+    is_causal: bool = True
 
     def attend(
         self, module: torch.nn.Module, index: int, qkv_NHD: tuple[Tensor, ...], scores: Scores
@@ -73,6 +77,30 @@ class PagedStep:
 
 
 @dataclass(frozen=True)
+class WholeStep:
+    """Whole sequences, one after another: sequence r has the tokens ``[starts[r], starts[r + 1])``
+    of ``row_starts_S`` (int32). Their keys and values are kept nowhere.
+    """
+
+    row_starts_S: Tensor
+    is_causal: bool = False
+
+    def attend(
+        self, module: torch.nn.Module, index: int, qkv_NHD: tuple[Tensor, ...], scores: Scores
+    ) -> Tensor:
+        """Raises NotImplementedError for a window, a soft cap or sinks."""
+        if scores.window or scores.soft_cap or scores.sinks_H is not None:
+            raise NotImplementedError(
+                f"{type(module).__name__} is an encoder with a window, a soft cap or sinks, which "
+                "is not built yet"
+            )
+        attended_NHD: Tensor = torch.ops.rbln.encoder_attention(
+            *qkv_NHD, self.row_starts_S, scores.scale
+        )
+        return attended_NHD
+
+
+@dataclass(frozen=True)
 class SeenLayer:
     """One layer's attention as its model called it."""
 
@@ -89,6 +117,7 @@ class LayerProbe:
     """Computes nothing and notes which layers attend, by their index."""
 
     seen: dict[int, SeenLayer] = field(default_factory=dict)
+    is_causal: bool = True
 
     def attend(
         self, module: torch.nn.Module, index: int, qkv_NHD: tuple[Tensor, ...], scores: Scores
@@ -149,8 +178,9 @@ def _check(
         raise NotImplementedError(f"{name} does not hand the step to its attention function")
     if mask is not None or others.get("position_bias") is not None:
         raise NotImplementedError(f"{name} masks or biases its scores, which is not built yet")
-    if not getattr(module, "is_causal", True):
-        raise NotImplementedError(f"{name} is not causal, which is not built yet")
+    if bool(getattr(module, "is_causal", True)) != paged.is_causal:
+        found = "causal" if paged.is_causal is False else "not causal"
+        raise NotImplementedError(f"{name} is {found}, which is not built here yet")
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)

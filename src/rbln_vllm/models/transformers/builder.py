@@ -59,6 +59,9 @@ class TransformersModelBuilder:
     @cached_property
     def module(self) -> PreTrainedModel:
         """The model with its weights."""
+        return self._load()
+
+    def _load(self) -> PreTrainedModel:
         model = self._source.load()
         tabulate_rotary(model, self._geometry.max_model_len, self._source.dtype)
         return model

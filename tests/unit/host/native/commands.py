@@ -20,6 +20,7 @@ OUTPUTS = {
     "rotary_write_kv": (5, 7),
     "write_kv": (2,),
     "paged_attention": (6,),
+    "encoder_attention": (4,),
     "embedding": (2,),
     "elementwise": (-1,),
     "copy": (1,),
@@ -163,6 +164,17 @@ VALID = {
                 Spec((6, 4, 16)),
             ),
             {"scale": 0.25, "window": 0, "soft_cap": 0},
+        ),
+        CommandSpec(
+            "encoder_attention",
+            (
+                Spec((6, 4, 16)),
+                Spec((6, 2, 16)),
+                Spec((6, 2, 16)),
+                Spec((3,), I32),
+                Spec((6, 4, 16)),
+            ),
+            {"scale": 0.25},
         ),
         CommandSpec(
             "embedding",

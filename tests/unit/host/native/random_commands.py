@@ -106,6 +106,15 @@ def rotary(rng: Random, dtype: str) -> CommandSpec:
     return CommandSpec("rotary_write_kv", tensors, neox)
 
 
+def encoder_attention(rng: Random, dtype: str) -> CommandSpec:
+    kv_heads, group, size = rng.randint(1, 2), rng.randint(1, 5), rng.choice((16, 48, 64))
+    tokens, rows = rng.choice((0, 1, 5, 17, 40)), rng.randint(0, 3)
+    query, out = (loose(rng, (tokens, kv_heads * group, size), dtype) for _ in range(2))
+    key, value = (loose(rng, (tokens, kv_heads, size), dtype) for _ in range(2))
+    starts = loose(rng, (rows + 1,), rng.choice(INTEGERS), last_free=True)
+    return CommandSpec("encoder_attention", (query, key, value, starts, out), {"scale": 0.3})
+
+
 def attention(rng: Random, dtype: str) -> CommandSpec:
     kv_heads, group, size = rng.randint(1, 2), rng.randint(1, 5), rng.choice((16, 48, 64))
     batch, queries, heads = rng.randint(1, 3), rng.choice((0, 1, 2, 15, 16, 17)), kv_heads * group
@@ -221,8 +230,9 @@ def lora(rng: Random, dtype: str) -> CommandSpec:
 
 
 MAKERS: tuple[Callable[[Random, str], CommandSpec], ...] = (
-    linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention, embedding,
-    elementwise, copy, argmax, mask_tokens, sample, route, experts, lora, lora,
+    linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention,
+    encoder_attention, embedding, elementwise, copy, argmax, mask_tokens, sample, route, experts,
+    lora, lora,
 )  # fmt: skip
 
 

@@ -65,6 +65,13 @@ def prefill(dtype: torch.dtype) -> Op:
     return call.op(call.output())
 
 
+def encoder(dtype: torch.dtype) -> Op:
+    query, out = random(1, 300, 6, 32, dtype=dtype), blank((300, 6, 32), dtype)
+    key, value = random(2, 300, 2, 32, dtype=dtype), random(3, 300, 2, 32, dtype=dtype)
+    starts = torch.tensor([0, 1, 200, 290], dtype=torch.int32)
+    return Op("encoder_attention", [query, key, value, starts, out], {"scale": 0.2})
+
+
 def elementwise(dtype: torch.dtype) -> Op:
     x, out = random(1, 90, 577, dtype=dtype), blank((90, 577), dtype)
     return Op("elementwise", [x, out], text="i0 gelu i0 exp add")
@@ -99,6 +106,7 @@ MAKERS: tuple[Callable[[torch.dtype], Op], ...] = (
     layer_norm,
     decode,
     prefill,
+    encoder,
     elementwise,
     argmax,
     gated_experts,

@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.host.native.commands import F32, I32, I64, OUTPUTS, VALID, Spec
+from tests.unit.host.native.commands import (
+    F32,
+    I32,
+    I64,
+    OUTPUTS,
+    VALID,
+    CommandSpec,
+    Spec,
+)
 from tests.unit.host.native.refusal import refuse
 
 BF16 = "bfloat16"
@@ -136,6 +144,14 @@ TENSORS = [
     ("paged_attention", 5, Spec((5,)), "alibi slopes has the wrong size"),
     ("paged_attention", 6, None, "output is missing"),
     ("paged_attention", 6, Spec((6, 4, 16), strides=(16, 16, 1)), "output is written"),
+    ("encoder_attention", 0, Spec((6, 4, 16), BF16), "key has the wrong dtype"),
+    ("encoder_attention", 0, Spec((6, 3, 16)), "different shapes"),
+    ("encoder_attention", 1, Spec((6, 3, 16)), "keys and values have different shapes"),
+    ("encoder_attention", 2, Spec((5, 2, 16)), "keys and values have different shapes"),
+    ("encoder_attention", 3, Spec((0,), I32), "the end of the last row"),
+    ("encoder_attention", 3, Spec((3,), F32), "must hold integers"),
+    ("encoder_attention", 4, None, "output is missing"),
+    ("encoder_attention", 4, Spec((6, 4, 16), strides=(16, 16, 1)), "output is written"),
     ("embedding", 0, Spec((7, 5), I32), "output has the wrong dtype"),
     ("embedding", 0, Spec((6, 5)), "table has another size"),
     ("embedding", 0, Spec((7, 6)), "table has another size"),
@@ -224,6 +240,7 @@ ROWS = {
     "rotary_write_kv": (0, 1, 2, 4, 5, 7),
     "write_kv": (0, 1, 2),
     "paged_attention": (0, 1, 6),
+    "encoder_attention": (0, 1, 2, 4),
     "embedding": (0, 2),
     "argmax": (0,),
     "sample": (0,),
@@ -242,6 +259,7 @@ AXES = {
     "rotary_write_kv": (0, 1, 2, 3, 4, 5, 6, 7),
     "write_kv": (0, 1, 2, 3),
     "paged_attention": (0, 1, 2, 3, 6),
+    "encoder_attention": (0, 1, 2, 3, 4),
     "embedding": (0, 1, 2),
     "argmax": (1,),
     "mask_tokens": (0, 1),
@@ -312,6 +330,20 @@ def test_what_two_operands_must_share() -> None:
     many = Spec((1 << 31, 2), I64, strides=(0, 1))
     huge = VALID["route"].with_tensor(0, Spec((1 << 31, 8))).with_tensor(1, Spec((1 << 31, 2)))
     refuse(huge.with_tensor(2, many), "too many rows")
+
+
+def test_what_the_heads_of_an_encoder_must_share() -> None:
+    valid = VALID["encoder_attention"]
+
+    def with_keys(shape: tuple[int, ...]) -> CommandSpec:
+        return valid.with_tensor(1, Spec(shape)).with_tensor(2, Spec(shape))
+
+    refuse(with_keys((5, 2, 16)), "queries and keys differ in tokens or head size")
+    refuse(with_keys((6, 2, 32)), "queries and keys differ in tokens or head size")
+    refuse(with_keys((6, 3, 16)), "multiple of KV heads")
+    refuse(with_keys((6, 0, 16)), "multiple of KV heads")
+    eight = with_keys((6, 2, 8)).with_tensor(0, Spec((6, 4, 8))).with_tensor(4, Spec((6, 4, 8)))
+    refuse(eight, "multiple of 16")
 
 
 def attention_of_head_size(size: int) -> tuple[Spec | None, ...]:
