@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
+from rbln_vllm.toolchain import Adapters, Captured, Toolchain
 from rbln_vllm.models.transformers.attention import WholeStep
 from rbln_vllm.models.transformers.builder import TransformersModelBuilder
 from rbln_vllm.models.transformers.heads import HEAD, attach_answers, attach_classifier
@@ -83,6 +84,7 @@ class EncoderBuilder:
     """An encoder's programs, which keep no keys and values."""
 
     kv_layers: tuple[KVLayer, ...] = ()
+    adapters: Adapters | None = None
 
     def __init__(self, source: ModelSource, head: Head | None) -> None:
         self._source, self._head = source, head
