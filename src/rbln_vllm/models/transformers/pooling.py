@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
-from rbln_vllm.toolchain import Adapters, Captured, Toolchain
 from rbln_vllm.models.transformers.attention import WholeStep
 from rbln_vllm.models.transformers.builder import TransformersModelBuilder
 from rbln_vllm.models.transformers.heads import HEAD, attach_answers, attach_classifier
@@ -24,7 +23,7 @@ from rbln_vllm.models.transformers.source import ModelSource
 from rbln_vllm.pooling import classifies
 from rbln_vllm.programs import ProgramKey, Role
 from rbln_vllm.reranker import answer_ids, is_original_reranker
-from rbln_vllm.toolchain import Captured, ModuleCompiler, Toolchain
+from rbln_vllm.toolchain import Adapters, Captured, ModuleCompiler, Toolchain
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
