@@ -2,9 +2,9 @@
 """What drafts gain: servers with and without speculative decoding, on text that repeats and not.
 
 The copy task's prompts are a random passage given twice and begun a third time: a small model goes
-on copying, and n-grams find the passage. The free task's prompts are as long and repeat nothing, so
-that drafts are few and wrong. All servers are started once and take the same requests in turn;
-those that wait are stopped.
+on copying, and n-grams find the passage. The free task's prompts are as long and repeat nothing,
+and its answers are drawn at temperature 1, so that drafts are few and wrong. All servers are
+started once and take the same requests in turn; those that wait are stopped.
 
 usage: python -m benchmarks.speculation MODEL [--rounds N] [--configurations NAME...] [--json FILE]
        [--into PAGE] [--quick]
@@ -34,7 +34,7 @@ from benchmarks.engines.protocol import FIRST_TOKEN, LAST_TOKEN, Settings
 from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
 from benchmarks.report import fill, markdown_table, number, percent
-from benchmarks.routing import Prompt, ask
+from benchmarks.routing import Prompt
 from benchmarks.servers import Server
 from benchmarks.systems import OURS, SYSTEMS
 
@@ -43,7 +43,8 @@ BATCHES = (1, 4)
 REQUESTS = 8
 """A batch of each task in a round; a multiple of the largest batch."""
 MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB = 512, 4, 1
-TASKS = ("copy", "free")
+TASKS = {"copy": 0.0, "free": 1.0}
+"""With the temperature of their answers: a small model that is greedy repeats itself."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
 COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
@@ -59,7 +60,7 @@ class Configuration:
     @property
     def server_arguments(self) -> tuple[str, ...]:
         """Every prompt is computed, so that prefixes do not hide what a step costs."""
-        arguments = ("--no-enable-prefix-caching", "--enable-prompt-tokens-details")
+        arguments = ("--no-enable-prefix-caching",)
         if not self.speculation:
             return arguments
         return (*arguments, "--speculative-config", json.dumps(dict(self.speculation)))
@@ -157,14 +158,14 @@ def measure(alive: dict[str, Server], rounds: int, notes: Notes) -> Results:
         (name, task, batch): [] for name in alive for task in TASKS for batch in BATCHES
     }
     for server in alive.values():
-        take(server, workload("copy", MAX_NUM_SEQS, seed=-1), MAX_NUM_SEQS)  # warms up
+        take(server, "copy", workload("copy", MAX_NUM_SEQS, seed=-1), MAX_NUM_SEQS)  # warms up
     for turn in range(rounds):
         for task in TASKS:
             prompts = workload(task, REQUESTS, turn)
             for batch in BATCHES:
                 for name in rotated(list(alive), turn):
                     try:
-                        taken = take(alive[name], prompts, batch)
+                        taken = take(alive[name], task, prompts, batch)
                     except (openai.OpenAIError, httpx.HTTPError) as error:
                         notes.add(f"{CONFIGURATIONS[name].label}: {error}")
                         del alive[name]
@@ -174,16 +175,26 @@ def measure(alive: dict[str, Server], rounds: int, notes: Notes) -> Results:
     return results
 
 
-def take(server: Server, prompts: Sequence[Prompt], batch: int) -> Taken:
+def take(server: Server, task: str, prompts: Sequence[Prompt], batch: int) -> Taken:
     """All prompts, `batch` at a time."""
     direct = openai.DefaultHttpxClient(trust_env=False)  # this machine, so through no proxy
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", http_client=direct)
+
+    def ask(prompt: Prompt) -> None:
+        client.completions.create(
+            model=server.settings.model,
+            prompt=prompt,
+            max_tokens=TOKENS_OUT,
+            temperature=TASKS[task],
+            seed=prompt[0],
+            extra_body={"ignore_eos": True},
+        )
+
     with server.running():
         before = counts_of(server.url)
         started = time.perf_counter()
         with ThreadPoolExecutor(batch) as pool:
-            model = server.settings.model
-            list(pool.map(lambda prompt: ask(client, model, prompt, TOKENS_OUT), prompts))
+            list(pool.map(ask, prompts))
         seconds = time.perf_counter() - started
         after = counts_of(server.url)
     gained = {name: after[name] - before[name] for name in COUNTERS}

@@ -101,12 +101,25 @@ def _check_raw(args: "EngineArgs") -> None:
     if args.enable_chunked_prefill is False:
         raise ValueError(NO_CHUNKED_PREFILL)  # vLLM would speak of the batch's size instead
     _check_executor()
+    _check_drafter_package(args.speculative_config)
     if args.attention_backend not in (None, "CUSTOM"):
         raise ValueError(f"Cannot use {args.attention_backend} backend on RBLN.")
     if envs.compile_only() and envs.compile_cache_disabled():
         raise ValueError(
             "VLLM_RBLN_COMPILE_ONLY=1 and VLLM_DISABLE_COMPILE_CACHE=1 exclude each other: "
             "there would be nowhere to keep the programs. Unset one"
+        )
+
+
+def _check_drafter_package(speculation: Any) -> None:
+    """vLLM names a package whose plain installation would bring another torch, with CUDA."""
+    from vllm.utils.import_utils import has_arctic_inference
+
+    method = speculation.get("method") if isinstance(speculation, dict) else None
+    if method == "suffix" and not has_arctic_inference():
+        raise ValueError(
+            "speculative method suffix needs the package arctic-inference 0.1.1, which is not "
+            "installed: docs/speculation.md says how to install it without CUDA"
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from transformers import AutoConfig
@@ -197,6 +198,15 @@ def test_refused_in_words(tiny_llama_dir: Path, case: Refused) -> None:
         text = _refusal(args.create_engine_config)
     for word in case.words:
         assert word in text
+
+
+def test_a_package_that_a_drafter_needs(tiny_llama_dir: Path) -> None:
+    drafts = {"method": "suffix", "num_speculative_tokens": 4}
+    args = EngineArgs(model=str(tiny_llama_dir), speculative_config=drafts)
+    with patch("vllm.utils.import_utils.has_arctic_inference", return_value=False):
+        text = _refusal(args.create_engine_config)
+    assert "arctic-inference 0.1.1" in text
+    assert "docs/speculation.md" in text
 
 
 def test_the_same_arguments_without_the_fault_are_accepted(tiny_llama_dir: Path) -> None:

@@ -236,6 +236,21 @@ def test_ngrams_of_the_prompt_are_found(llm: LLM) -> None:
     assert counts_of(llm)["drafts"] > before["drafts"]
 
 
+def test_suffixes_are_found(tiny_llama_dir: Path) -> None:
+    """Arctic Inference's trees: the second request of a text has the first one's output."""
+    pytest.importorskip("arctic_inference")
+    config = {"method": "suffix", "num_speculative_tokens": DRAFTS}
+    with running_engine(tiny_llama_dir, speculative_config=config, **ARGUMENTS) as llm:
+        with drafting(llm, Oracle()), recorded_steps(llm) as plain:
+            (without,) = generate(llm, [prompt(9)], greedy(30))
+        generate(llm, [prompt(9)], greedy(30))
+        with recorded_steps(llm) as drafted:
+            (again,) = generate(llm, [prompt(9)], greedy(30))
+        assert tokens_of(again) == tokens_of(without)
+        assert len(drafted) < len(plain) / 2
+        check_idle(llm)
+
+
 def test_preempted_requests_go_on(llm: LLM) -> None:
     requests = load(*[greedy(70) for _ in range(4)], seed=90)
     with counted_preemptions(llm):
