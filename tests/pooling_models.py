@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tests.models import CACHE, ROOT, VOCAB_SIZE, make_aside, make_tokenizer
+from tests.models import CACHE, END_OF_TURN, ROOT, VOCAB_SIZE, make_aside, make_tokenizer
 
 MINILM = ROOT / ".models" / "all-MiniLM-L6-v2"
 HIDDEN, LABELS = 64, 3
@@ -120,7 +120,12 @@ def _write(directory: Path, architecture: str, fields: dict[str, Any], pooling: 
 
 def pair_tokenizer() -> PreTrainedTokenizerFast:
     """The tests' tokenizer, with BERT's way of putting two texts together."""
-    tokenizer = make_tokenizer()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer().backend_tokenizer,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TURN,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
     begin, end = tokenizer.convert_ids_to_tokens([1, 2])
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A {end}",
