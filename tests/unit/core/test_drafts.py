@@ -129,17 +129,17 @@ def test_rows_share_a_narrow_step(build: SchedulerFactory) -> None:
     assert max(max(plan.tokens) for plan in decodes) == 6, "alone, a row has all its drafts"
 
 
-def test_guesses_preempt_nobody(build: SchedulerFactory) -> None:
-    """Two rows fill the pool: with drafts they must not need more blocks than without."""
-    preempted = []
-    for drafts in (0, 3):
-        driver = driver_of(build, drafts, block=4, blocks=9, max_len=32)
-        for row in range(2):
-            driver.add(f"r{row}", prompt_of(6, row), max_tokens=10)
-        driver.run()
-        driver.check_text()
-        preempted.append(sum(r.num_preemptions for r in driver.requests.values()))
-    assert preempted == [0, 0]
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_guesses_preempt_nobody(build: SchedulerFactory, drafts: int) -> None:
+    """Five blocks: the long row's drafts want a third while the short row has the other three."""
+    driver = driver_of(build, drafts, block=4, blocks=6, max_len=20, chunk=12)
+    driver.runner._guess = lambda _tokens: [0] * drafts  # type: ignore[method-assign]
+    driver.add("long", prompt_of(5), max_tokens=14)
+    driver.add("short", prompt_of(9, 1), max_tokens=3)
+    driver.run()
+    driver.check_text()
+    assert [request.num_preemptions for request in driver.requests.values()] == [0, 0]
+    assert bool(driver.runner.rejected) is bool(drafts)
 
 
 def test_a_first_decode_step_is_not_padded_with_drafts(build: SchedulerFactory) -> None:
