@@ -76,7 +76,7 @@ NOT_BUILT = (
     Refused(("--tensor-parallel-size 1",), {"tensor_parallel_size": 2}),
     Refused(("--pipeline-parallel-size 1",), {"pipeline_parallel_size": 2}),
     Refused(("--data-parallel-size 1",), {"data_parallel_size": 2}),
-    Refused(("LoRA", "not built"), {"enable_lora": True}),
+    Refused(("--lora-dtype",), {"enable_lora": True, "lora_dtype": "float16"}),
     Refused(("--enforce-eager", "compiled program"), {"enforce_eager": True}),
     Refused(("--no-enable-chunked-prefill",), {"enable_chunked_prefill": False}),
     Refused(("fp8", "--kv-cache-dtype"), {"kv_cache_dtype": "fp8"}),

@@ -40,7 +40,8 @@ def pack_b(b_OR: Tensor) -> Tensor:
     features, rank = b_OR.shape
     padded_OR = b_OR.new_zeros(-(-features // LANES) * LANES, rank)
     padded_OR[:features] = b_OR
-    return padded_OR.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
+    packed_GR16: Tensor = padded_OR.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
+    return packed_GR16
 
 
 @dataclass(frozen=True)

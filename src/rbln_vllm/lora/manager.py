@@ -34,7 +34,7 @@ class SlotManager(LRUCacheLoRAModelManager):
     def __init__(self, config: LoRAConfig, slots: AdapterSlots) -> None:
         # Not upstream's: it looks for the layers of a model.
         self.lora_config, self._slots = config, slots
-        self.modules = {}
+        self.modules: dict[str, Any] = {}
         self.lora_index_to_id: list[int | None] = [None] * self.lora_slots
         self._registered_adapters: AdapterLRUCache[LoRAModel] = AdapterLRUCache(
             self.capacity, self.deactivate_adapter

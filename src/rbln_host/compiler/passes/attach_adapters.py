@@ -36,7 +36,8 @@ def attach_adapters(captured: Captured, adapters: Adapters) -> Captured:
     """
     graph = captured.graph
     tokens = next(iter(graph.inputs.values())).shape[0]
-    commands, found = [], set()
+    commands: list[Command] = []
+    found: set[str] = set()
     for number, command in enumerate(graph.commands):
         parts = _parts(graph, command, adapters)
         found.update(part.module.name for part in parts)

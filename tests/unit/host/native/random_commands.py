@@ -205,7 +205,7 @@ def experts(rng: Random, dtype: str) -> CommandSpec:
 
 def lora(rng: Random, dtype: str) -> CommandSpec:
     """Any of the three, of parts that may leave columns out."""
-    base = gated_linear(rng, dtype) if rng.random() < 0.3 else linear(rng, dtype)
+    base = gated_linear(rng, dtype) if rng.random() < 0.5 else linear(rng, dtype)
     x, out = base.tensors[0], base.tensors[-1]
     assert x is not None
     assert out is not None
@@ -221,7 +221,7 @@ def lora(rng: Random, dtype: str) -> CommandSpec:
     named = loose(rng, (x.shape[0],), rng.choice(INTEGERS), last_free=True)
     ranks = loose(rng, (modules, slots), rng.choice(INTEGERS), last_free=True)
     shrunk = loose(rng, (x.shape[0], parts * rank), "float32")
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         a = [Spec((slots, rank, x.shape[1]), dtype) for _ in sizes]
         return CommandSpec("lora_shrink", (x, named, ranks, *a, shrunk), numbers)
     b = [Spec((slots, -(-size // 16), rank, 16), dtype) for size in sizes]
@@ -232,7 +232,7 @@ def lora(rng: Random, dtype: str) -> CommandSpec:
 MAKERS: tuple[Callable[[Random, str], CommandSpec], ...] = (
     linear, gated_linear, gated_activation, rms_norm, layer_norm, rotary, attention,
     encoder_attention, embedding, elementwise, copy, argmax, mask_tokens, sample, route, experts,
-    lora, lora,
+    lora, lora, lora,
 )  # fmt: skip
 
 
