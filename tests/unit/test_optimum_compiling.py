@@ -142,3 +142,13 @@ def test_a_link_is_a_copy_that_costs_nothing(tmp_path: Path) -> None:
     (tmp_path / "b").write_text("old")
     link_or_copy(str(tmp_path / "a"), str(tmp_path / "b"))
     assert (tmp_path / "b").samefile(tmp_path / "a")
+
+
+def test_what_cannot_take_its_place_leaves_what_was_there(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    with pytest.raises(FileNotFoundError), _whole(target) as scratch:
+        scratch.rmdir()
+    assert [file.name for file in target.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [target]
