@@ -37,8 +37,8 @@ UNBUILT: Mapping[str, Unbuilt] = MappingProxyType(
             "programs take token ids; embeddings as inputs are not built yet", (None, False)
         ),
         "lora_config": Unbuilt(
-            "adapters cannot be compiled in yet: serve the model by its name with --enable-lora, or "
-            "merge the adapter into its weights"
+            "adapters cannot be compiled in yet: serve the model by its name with --enable-lora, "
+            "or merge the adapter into its weights"
         ),
         "use_attention_mask": _PAGED,
         "use_position_ids": _PAGED,
