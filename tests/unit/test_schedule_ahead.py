@@ -25,7 +25,7 @@ def config(
             max_num_scheduled_tokens=None,
             long_prefill_token_threshold=0,
         ),
-        model_config=SimpleNamespace(max_model_len=2048),
+        model_config=SimpleNamespace(max_model_len=2048, runner_type="generate"),
         parallel_config=SimpleNamespace(distributed_executor_backend=executor),
         cache_config=SimpleNamespace(enable_prefix_caching=caching, block_size=128),
         additional_config=RBLNConfig(enable_sub_block_cache=sub_blocks),
