@@ -182,7 +182,8 @@ def eager(directory: Path, architecture: str) -> PreTrainedModel:
 def hidden_states(directory: Path, architecture: str, tokens: Sequence[int]) -> Tensor:
     """Of one sequence, `[n, hidden]`."""
     model = eager(directory, architecture)
-    return model.base_model(torch.tensor([list(tokens)])).last_hidden_state[0]
+    hidden_NH: Tensor = model.base_model(torch.tensor([list(tokens)])).last_hidden_state[0]
+    return hidden_NH
 
 
 def embedding(directory: Path, architecture: str, tokens: Sequence[int], pooling: str) -> Tensor:
@@ -199,4 +200,5 @@ def label_logits(
     """A classifier's logits of one sequence, `[labels]`."""
     more = {"token_type_ids": torch.tensor([list(segments)])} if segments else {}
     ids = torch.tensor([list(tokens)])
-    return eager(directory, architecture)(ids, **more).logits[0].float()
+    logits_L: Tensor = eager(directory, architecture)(ids, **more).logits[0].float()
+    return logits_L
