@@ -161,7 +161,8 @@ def main() -> int:
     args = parser.parse_args()
     # A termination must leave through the `with` blocks that end the engines.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    notes, table = Notes(), []
+    notes = Notes()
+    table: list[dict[str, Any]] = []
     for dtype in args.dtypes:
         found = measure(args.model.resolve(), dtype, args.rounds, notes)
         if OURS in found:

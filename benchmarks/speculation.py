@@ -158,14 +158,14 @@ def measure(alive: dict[str, Server], rounds: int, notes: Notes) -> Results:
         (name, task, batch): [] for name in alive for task in TASKS for batch in BATCHES
     }
     for server in alive.values():
-        take(server, "copy", workload("copy", MAX_NUM_SEQS, seed=-1), MAX_NUM_SEQS)  # warms up
+        take(server, workload("copy", MAX_NUM_SEQS, seed=-1), MAX_NUM_SEQS)  # warms up
     for turn in range(rounds):
-        for task in TASKS:
+        for task, temperature in TASKS.items():
             prompts = workload(task, REQUESTS, turn)
             for batch in BATCHES:
                 for name in rotated(list(alive), turn):
                     try:
-                        taken = take(alive[name], task, prompts, batch)
+                        taken = take(alive[name], prompts, batch, temperature)
                     except (openai.OpenAIError, httpx.HTTPError) as error:
                         notes.add(f"{CONFIGURATIONS[name].label}: {error}")
                         del alive[name]
@@ -175,7 +175,7 @@ def measure(alive: dict[str, Server], rounds: int, notes: Notes) -> Results:
     return results
 
 
-def take(server: Server, task: str, prompts: Sequence[Prompt], batch: int) -> Taken:
+def take(server: Server, prompts: Sequence[Prompt], batch: int, temperature: float = 0.0) -> Taken:
     """All prompts, `batch` at a time."""
     direct = openai.DefaultHttpxClient(trust_env=False)  # this machine, so through no proxy
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", http_client=direct)
@@ -185,7 +185,7 @@ def take(server: Server, task: str, prompts: Sequence[Prompt], batch: int) -> Ta
             model=server.settings.model,
             prompt=prompt,
             max_tokens=TOKENS_OUT,
-            temperature=TASKS[task],
+            temperature=temperature,
             seed=prompt[0],
             extra_body={"ignore_eos": True},
         )

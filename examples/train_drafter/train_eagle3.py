@@ -125,7 +125,7 @@ NOTHING = -100
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--sequences", type=int, default=500)

@@ -220,8 +220,7 @@ void need_expansion(const Checker& c, const Call& call, int own, int64_t columns
   for (int64_t part = 0; part < call.parts; ++part) {
     const Operand& b = call[own + 3 + static_cast<int>(part)];
     const int64_t start = call.starts[part], size = call.sizes[part];
-    c.that(size > 0 && size <= columns && start <= columns - size,
-           "a part is outside the columns");
+    c.that(size > 0 && size <= columns && start <= columns - size, "a part is outside the columns");
     need_axes(c, b, 4, "B");
     c.that(b.dtype == call[0].dtype && is_contiguous(b) && b.shape[0] == slots &&
                b.shape[1] == (size + 15) / 16 && b.shape[2] == rank && b.shape[3] == 16,

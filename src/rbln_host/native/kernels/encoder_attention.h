@@ -12,8 +12,8 @@
 namespace rbln {
 namespace RBLN_ISA {
 
-// Row r has the tokens [starts[r], starts[r + 1]). An item's `slot` is its row's first token and its
-// `parts` the row's length.
+// Row r has the tokens [starts[r], starts[r + 1]). An item's `slot` is its row's first token and
+// its `parts` the row's length.
 inline void plan_encoder_row(const Attention& a, Shared& shared, int64_t row, int64_t start,
                              int64_t length) {
   const int64_t step = a.block_queries();

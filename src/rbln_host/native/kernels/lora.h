@@ -151,8 +151,8 @@ void lora_shrink_task(const Call& call, const Shared& shared, int64_t task) {
   const int64_t most = a.shape[1];
   for (int64_t row = begin; row < end;) {
     const int64_t next = adapters.same_until(row, end), slot = adapters.slot(row);
-    const int64_t rank = std::min(adapters.rank(call.modules[part], slot, most),
-                                  first + kRanksPerTask);
+    const int64_t rank =
+        std::min(adapters.rank(call.modules[part], slot, most), first + kRanksPerTask);
     for (int64_t r = first; r < rank; r += kShrinkTile) {
       shrink_some<T, kShrinkTile, kShrinkTile>(
           next - row, rank - r, x.as<T>() + row * x.stride[0], x.stride[0],

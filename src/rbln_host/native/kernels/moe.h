@@ -58,9 +58,8 @@ void route_row(const Call& call, int64_t row, float* all) {
   const int64_t size = logits.shape[1], count = weights.shape[1];
   float* some = all + size + kLanes;
   const T* x = logits.as<T>() + row * logits.stride[0];
-  for_vectors(size, [&](int64_t i, auto lanes) {
-    store_some(all + i, load_some(x + i, lanes), lanes);
-  });
+  for_vectors(size,
+              [&](int64_t i, auto lanes) { store_some(all + i, load_some(x + i, lanes), lanes); });
   int64_t* chosen = experts.as<int64_t>() + row * experts.stride[0];
   choose(all, size, count, chosen, experts.stride[1]);
   for (int64_t i = 0; i < count; ++i) some[i] = all[chosen[i * experts.stride[1]]];
@@ -139,12 +138,13 @@ RBLN_INLINE void gather_row(const T* x, int64_t k, Row<T>* to) {
   if constexpr (std::is_same_v<Row<T>, T>) {
     std::memcpy(to, x, static_cast<size_t>(k) * sizeof(T));
   } else {
-    for_vectors(k, [&](int64_t i, auto lanes) { store_some(to + i, load_some(x + i, lanes), lanes); });
+    for_vectors(k,
+                [&](int64_t i, auto lanes) { store_some(to + i, load_some(x + i, lanes), lanes); });
   }
 }
 
-constexpr int kMostTile = kWideRows * 2 > kSlimRows * kSlimGroups ? kWideRows * 2
-                                                                  : kSlimRows * kSlimGroups;
+constexpr int kMostTile =
+    kWideRows * 2 > kSlimRows* kSlimGroups ? kWideRows * 2 : kSlimRows * kSlimGroups;
 
 // Floats for a tile and for the gathered rows of a block.
 inline int64_t expert_floats(int64_t k) { return kMostTile * kLanes + kWideRows * (k + kLanes); }
