@@ -90,7 +90,7 @@ def test_abort_of_everything_at_every_step(llm: LLM, num_steps: int) -> None:
 
 
 def test_two_end_and_one_arrives_in_the_same_step(tiny_llm: LLM, tiny_llama_dir: Path) -> None:
-    """Rows move when others leave; each keeps its own sampling parameters (D24)."""
+    """Rows move when others leave; each keeps its own sampling parameters."""
     prompts = {str(i): prompt(9 + i, seed=21) for i in range(6)}
     stop = 500  # a token that no request may choose before its tenth
     params = {
@@ -117,7 +117,7 @@ def test_two_end_and_one_arrives_in_the_same_step(tiny_llm: LLM, tiny_llama_dir:
 
 
 def test_children_of_one_request(llm: LLM, num_steps: int) -> None:
-    """`n` completions of one prompt leave nothing behind, whenever they are aborted (D28).
+    """`n` completions of one prompt leave nothing behind, whenever they are aborted.
 
     By the engine's id, as the server does; by another id vLLM forgets the parent's record.
     """

@@ -178,7 +178,7 @@ class TestWithoutWarmUp:
         assert len(program_files(tmp_path)) == 5
 
     def test_odd_requests_do_not_run_out_of_programs(self, tmp_path: Path, model_dir: Path) -> None:
-        """One sequence at a time and no warm-up: there is no budget of compiles to exceed (D16)."""
+        """One sequence at a time and no warm-up: there is no budget of compiles to exceed."""
         odd = [greedy(2), greedy(3, logprobs=20), greedy(1, prompt_logprobs=0), greedy(9, n=1)]
         odd += [SamplingParams(temperature=0.8, max_tokens=3)]
         odd += [greedy(4, min_tokens=2, stop_token_ids=[5]), greedy(4, logit_bias={7: 9.0})]

@@ -125,7 +125,7 @@ def test_a_step_that_was_not_computed_is_not_stored(
 
 
 def test_abort_at_every_step_of_a_hit(llm: LLM) -> None:
-    """Whoever ends, and when: the others are as they were, and nothing stays pinned (D40)."""
+    """Whoever ends, and when: the others are as they were, and nothing stays pinned."""
     tokens = [prompt(LONG, seed=7 + index) for index in range(6)]  # two more than rows
     expected = [ask(llm, each)[0] for each in tokens]
     for step in range(12):

@@ -198,7 +198,7 @@ class TestMemory:
     def test_abort_during_a_load_gives_its_blocks_back(
         self, llm: LLM, prompts: list[list[int]], expected: list[list[int]]
     ) -> None:
-        """The notice of the finished load comes when its request is long gone (D40)."""
+        """The notice of the finished load comes when its request is long gone."""
         run(llm, prompts)
         free = free_blocks(llm)
         for _ in range(20):

@@ -156,7 +156,7 @@ def edges(kind: Kind) -> list[int]:
 
 class TestHits:
     def test_of_a_repeated_prompt(self, llm: LLM, kind: Kind) -> None:
-        """The table of D10, at every edge; and the same answer as without a hit (D11)."""
+        """The rule for repeated prompts, at every edge; and the same answer as without a hit."""
         for length in edges(kind):
             assert llm.reset_prefix_cache()
             tokens = prompt(length, seed=41)
@@ -258,7 +258,7 @@ class TestCopies:
 
 
 class TestLogits:
-    """D11: the same logits bit for bit, in the prompt's last step and in all decode steps.
+    """The same logits bit for bit, in the prompt's last step and in all decode steps.
 
     But where a hit leaves one token of a chunk that had more: it runs through a decode program,
     whose attention adds up in another order than that of a prefill.

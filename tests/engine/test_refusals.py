@@ -272,7 +272,7 @@ def test_a_pool_below_one_sequence_is_refused(
 
 
 def test_a_pool_of_exactly_one_sequence(tiny_llama_dir: Path) -> None:
-    """One token below the pool is served; the pool and one above get the limit in words (D03)."""
+    """One token below the pool is served; the pool and one above get the limit in words."""
     with running_engine(tiny_llama_dir, num_gpu_blocks_override=9) as llm:
         for length in (MAX_LEN, MAX_LEN + 1):
             with pytest.raises(VLLMValidationError, match=rf"{MAX_LEN}"):

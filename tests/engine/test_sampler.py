@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sampling parameter, greedy and sampled, with the RBLN sampler and with vLLM's (D23)."""
+"""Every sampling parameter, greedy and sampled, with the RBLN sampler and with vLLM's."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class TestSeeds:
 
 
 def test_several_that_end_in_one_step(llm: LLM) -> None:
-    """D24: two are cancelled in a step, one arrives; each row's state stays that row's."""
+    """Two are cancelled in a step, one arrives; each row's state stays that row's."""
     stops = list(range(256))
     params = [
         params_of(0.0, 24, min_tokens=20, stop_token_ids=stops),

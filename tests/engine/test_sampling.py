@@ -59,7 +59,7 @@ class TestNeighbours:
         ]
 
     def test_together_as_alone(self, tiny_llm: LLM, alone: list[list[int]]) -> None:
-        """Four rows, and buckets with one row of padding when three are left (D21)."""
+        """Four rows, and buckets with one row of padding when three are left."""
         prompts = [prompt(7 + i, seed=31) for i in range(len(MIX))]
         assert all_tokens(generate(tiny_llm, prompts, MIX)) == alone
         assert all_tokens(generate(tiny_llm, prompts[::-1], MIX[::-1])) == alone[::-1]
@@ -133,7 +133,7 @@ class TestStopping:
     def test_min_tokens_after_a_partial_prefill(
         self, tiny_llm: LLM, tiny_llama_dir: Path, length: int
     ) -> None:
-        """Alone in the engine, a first chunk yields no token to hold the stop back for (D04)."""
+        """Alone in the engine, a first chunk yields no token to hold the stop back for."""
         tokens = prompt(length, seed=33)
         plain = greedy_tokens(tiny_llama_dir, tokens)
         stop = plain[2]
@@ -188,7 +188,7 @@ def greedy_without(model_dir: Path, tokens: list[int], banned: int, number: int)
 
 
 class TestLogits:
-    """What changes logits is honoured at temperature 0 too (D23)."""
+    """What changes logits is honoured at temperature 0 too."""
 
     def test_allowed_tokens(self, tiny_llm: LLM) -> None:
         allowed = [40, 41]

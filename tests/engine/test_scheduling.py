@@ -119,7 +119,7 @@ def longest_run(flags: list[bool]) -> int:
 
 
 class TestExactBlocks:
-    """A prompt that fills its blocks gets its next block on the very first decode step (D01)."""
+    """A prompt that fills its blocks gets its next block on the very first decode step."""
 
     @pytest.mark.parametrize("length", [BLOCK, 2 * BLOCK, CHUNK + BLOCK])
     def test_arriving_while_others_decode(
@@ -140,7 +140,7 @@ class TestExactBlocks:
         assert all_tokens(outputs) == expected_tokens(tiny_llama_dir, prompts, 12)
 
     def test_with_preemption(self, pressed_llm: LLM, tiny_llama_dir: Path) -> None:
-        """The block granted last is lost again (D02)."""
+        """The block granted last is lost again."""
         prompts = [prompt(32, seed) for seed in range(16)]
         with counted_preemptions(pressed_llm):
             outputs = generate(pressed_llm, prompts, greedy(28))
@@ -152,7 +152,7 @@ class TestPressure:
     def test_resumed_requests_keep_their_tokens(
         self, pressed_llm: LLM, tiny_llama_dir: Path
     ) -> None:
-        """Resumed requests are prefilled with what they had generated, not classed by it (D09)."""
+        """Resumed requests are prefilled with what they had generated, not classed by it."""
         prompts = [prompt(length, seed=13) for length in (1, 7, 8, 9, 16, 17, 31, 32, 33, 65) * 2]
         with counted_preemptions(pressed_llm) as preempted, recorded_steps(pressed_llm):
             outputs = generate(pressed_llm, prompts, greedy(45))

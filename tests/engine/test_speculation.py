@@ -196,7 +196,6 @@ LOADS: dict[str, Load] = {
 
 @pytest.mark.parametrize("name", LOADS)
 def test_the_same_as_without_drafts(llm: LLM, name: str) -> None:
-    """D34 to D36 among them."""
     compare(llm, LOADS[name])
 
 
@@ -286,7 +285,7 @@ def test_prefixes_are_hit_within_blocks(llm: LLM) -> None:
 
 
 def test_thirty_objects_at_once(llm: LLM) -> None:
-    """D34: every output obeys its schema, whatever is drafted against it."""
+    """Every output obeys its schema, whatever is drafted against it."""
     words = [random.Random(i).choices(range(FIRST_WORD, VOCAB_SIZE), k=3 + i) for i in range(30)]
     requests = Load([(tokens, constrained(json=SCHEMA)) for tokens in words])
     outputs, _ = compare(llm, requests)

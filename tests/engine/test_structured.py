@@ -150,7 +150,7 @@ class TestBesides:
         assert re.fullmatch("[a-z]{12}", text_of(outputs[0]))
 
     def test_prompts_of_several_chunks_staggered_with_an_abort(self, llm: LLM) -> None:
-        """D33: the scheduler's order of masks is not the batch's, and rows move."""
+        """The scheduler's order of masks is not the batch's, and rows move."""
         patterns = [f"{letter}{{2}}[0-9]{{{size}}}" for size, letter in enumerate("pqrs", start=2)]
 
         def arrive(number: int) -> None:

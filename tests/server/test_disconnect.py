@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that goes away ends its own request, in whatever phase, and nobody else's (D28, D30)."""
+"""A client that goes away ends its own request, in whatever phase, and nobody else's."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_the_first_comer_leaves_while_another_is_queued(server: LiveServer) -> N
 
 @tried_again_when_missed
 def test_n_choices_when_the_client_leaves_after_the_first_is_done(server: LiveServer) -> None:
-    """D28: every child and the parent are gone, and the same request runs again."""
+    """Every child and the parent are gone, and the same request runs again."""
     # With this seed one child meets its stop string after 27 tokens, the others never.
     sampled = {"n": 4, "temperature": 1.0, "seed": 0, "max_tokens": 200, "stop": ["z"]}
     start = server.metrics()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dead or stuck engine: clients hear of it, health says so, the server exits (D45)."""
+"""A dead or stuck engine: clients hear of it, health says so, the server exits."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def refuses_without_running(server: LiveServer, asked: Any, words: str, **more: 
 
 
 class TestEmptyPrompts:
-    """D26: prompts without a token."""
+    """Prompts without a token."""
 
     EMPTY: tuple[tuple[Any, str], ...] = (
         ("", "must be provided and non-empty"),
@@ -128,7 +128,7 @@ class TestParameters:
 
 
 class TestSeveralChoices:
-    """D28: children of one request do not overwrite one another."""
+    """Children of one request do not overwrite one another."""
 
     @pytest.mark.parametrize("n", [3, 6])
     def test_each_index_once_and_as_if_alone(self, server: LiveServer, n: int) -> None:

@@ -94,7 +94,7 @@ def test_metrics_count_a_request_once_however_many_chunks(server: LiveServer) ->
 
 
 def test_metrics_under_preemption(server: LiveServer) -> None:
-    """D12: neither waiting for blocks nor coming back counts a second time."""
+    """Neither waiting for blocks nor coming back counts a second time."""
     prompts = [prompt(20, seed=70 + index) for index in range(2 * SEQS)]
     before, preempted = counted(server), server.metrics()["vllm:num_preemptions_total"]
     with ThreadPoolExecutor(len(prompts)) as pool:

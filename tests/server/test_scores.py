@@ -51,8 +51,6 @@ def check_scores(model_dir: Path, tokens: Sequence[int], found: Any) -> None:
 
 
 class TestEchoWithoutOutput:
-    """D25"""
-
     @pytest.mark.parametrize("length", LENGTHS)
     def test_scores(self, server: LiveServer, tiny_llama_dir: Path, length: int) -> None:
         tokens = prompt(length)
@@ -101,8 +99,6 @@ class TestScoresOfOutput:
 
 
 class TestBounds:
-    """D27"""
-
     def test_the_most_that_is_allowed(self, server: LiveServer, tiny_llama_dir: Path) -> None:
         tokens = prompt(MAX_LEN - 1, seed=4)
         prompts = [tokens, *(prompt(MAX_LEN - 1, seed) for seed in (5, 6, 7))]

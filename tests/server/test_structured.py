@@ -67,7 +67,7 @@ def test_streamed(server: LiveServer) -> None:
 
 
 def test_several_grammars_at_once_on_prompts_of_several_chunks(server: LiveServer) -> None:
-    """D33: each output obeys its own grammar, and free requests beside them obey none."""
+    """Each output obeys its own grammar, and free requests beside them obey none."""
     free = server.tokens(prompt(2 * CHUNK + 9, seed=9), 12)
     patterns = [f"{letter}{{2}}[0-9]{{{size}}}" for size, letter in enumerate("pqrst", start=1)]
 
@@ -97,7 +97,6 @@ def test_several_grammars_at_once_on_prompts_of_several_chunks(server: LiveServe
     ids=str,
 )
 def test_bad_grammars_are_refused(server: LiveServer, constraint: dict[str, Any]) -> None:
-    """D31, D32"""
     with pytest.raises(openai.BadRequestError):
         server.complete(prompt(10), max_tokens=10, structured_outputs=constraint)
     assert re.fullmatch(REGEX, structured(server, regex=REGEX)), "a good one after a bad one"

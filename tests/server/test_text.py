@@ -72,8 +72,6 @@ class TestStopStrings:
 
 
 class TestCharactersOfSeveralTokens:
-    """D29"""
-
     TEXT = "ď 😀 👨‍👩‍👧 한국어 e\N{COMBINING ACUTE ACCENT} 世界"
 
     def test_joined_deltas_hold_whole_characters(

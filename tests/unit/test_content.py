@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's content digest follows its contents and nothing else (report D18)."""
+"""A model's content digest follows its contents and nothing else."""
 
 import shutil
 from pathlib import Path

@@ -4,7 +4,7 @@
 The runner sees ``SchedulerOutput`` objects and nothing else. It keeps its own block tables,
 writes every computed token into a simulated KV memory through them, reads the whole context
 back before it "samples", and derives the sampled token from what it read. So a lost block
-grant (D01), a block with two owners (D02) or a doubled token (D09) changes the text, and the
+grant, a block with two owners or a doubled token changes the text, and the
 text can be compared with :func:`expected_tokens`, which knows no scheduler.
 """
 

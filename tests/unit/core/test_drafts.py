@@ -106,7 +106,7 @@ def test_the_sweep_reaches_what_it_is_for(build: SchedulerFactory) -> None:
 
 @pytest.mark.parametrize("left", [1, 2, 3, 4, 5, 6, 7])
 def test_the_end_of_the_context(build: SchedulerFactory, left: int) -> None:
-    """D36: no position past the end is scheduled, and the request ends with its length."""
+    """No position past the end is scheduled, and the request ends with its length."""
     driver = driver_of(build, 4, block=4, max_len=32, blocks=blocks_for(32, 4))
     driver.add("r", prompt_of(32 - left), max_tokens=20)
     driver.run()

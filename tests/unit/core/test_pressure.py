@@ -69,7 +69,7 @@ def test_d02_blocks_of_a_preempted_request(build: SchedulerFactory) -> None:
 
 
 def test_the_harness_sees_a_lost_grant(build: SchedulerFactory) -> None:
-    """D01 as it was: the block is granted, and the runner never hears of it."""
+    """As it once was: the block is granted, and the runner never hears of it."""
     scheduler = build(block=8)
     upstream = scheduler.schedule
 

@@ -55,7 +55,7 @@ def test_the_same_is_the_same(directory: Path) -> None:
 
 
 def test_other_weights_under_the_same_name(directory: Path) -> None:
-    """An adapter is loaded again after its files have changed (D37)."""
+    """An adapter is loaded again after its files have changed."""
     before = tags(lora=adapter(directory))
     file = directory / "adapter_model.safetensors"
     state = file.stat()

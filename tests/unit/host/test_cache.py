@@ -103,7 +103,7 @@ class TestFind:
         assert found.manifest.label == "tiny"
 
     def test_under_another_root_and_label(self, cache: ArtifactCache, tmp_path: Path) -> None:
-        """The same model and options hit on another host, path or name of the model (D18)."""
+        """The same model and options hit on another host, path or name of the model."""
         store(cache, key("models--a"), "one")
         moved = cache.root.rename(tmp_path / "mounted elsewhere")
         found = ArtifactCache(moved, logger).find(key("/data/b"))

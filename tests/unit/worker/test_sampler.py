@@ -385,7 +385,7 @@ class TestKeys:
 
 class TestBitmasks:
     def test_rows_of_the_batch(self) -> None:
-        """D33: the scheduler's order is not the batch's, and one request has left."""
+        """The scheduler's order is not the batch's, and one request has left."""
         masks = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.int32)
         grammar = GrammarOutput(["b", "gone", "a"], masks)
         bitmask = batch_bitmask(grammar, {"a": 0, "free": 1, "b": 2}, 3)

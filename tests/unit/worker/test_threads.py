@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads follow the allowed CPU set and the container's quota (report D20)."""
+"""Threads follow the allowed CPU set and the container's quota."""
 
 import os
 from pathlib import Path

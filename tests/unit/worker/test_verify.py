@@ -327,7 +327,7 @@ class TestProcessors:
 
     @BOTH
     def test_logprobs_are_of_the_tokens_that_stand(self, kind: type[SeededSampler]) -> None:
-        """D35: rows of unequal length, the last of which ends early."""
+        """Rows of unequal length, the last of which ends early."""
         logits = logits_of(6)
         best = logits.argmax(-1).tolist()
         drafts = [(best[0], best[1]), (), ((best[4] + 1) % 8,)]
