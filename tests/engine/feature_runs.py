@@ -117,6 +117,11 @@ class Served:
     tokens: list[int]
     expected: list[int]
 
+    @property
+    def concerns(self) -> frozenset[Feature]:
+        """What took part or should have: no draft is accepted in a text that has gone wrong."""
+        return self.seen | self.asked.features | set(self.engine)
+
 
 @dataclass
 class Runs:
