@@ -26,11 +26,11 @@ every cell has passed. `{TEST}` has one for each cell and implementation.
 
 **yes** means: in real engines (a tiny model in fp32) there were requests in which both features
 took part, and these and all others that asked for both had token for token the output of a plain
-engine: synchronous, without speculation, with no prefix cache and a large pool. The engines had more than the two
-features on: each has LoRA, chunked prefill and a pool so small that requests are preempted; two
-have asynchronous scheduling and two speculation, one of each with whole blocks and one with
-sub-blocks. The load has a request for each combination of sampling, structured output, adapter
-and long prompt, and is the same in all of them.
+engine: synchronous, without speculation, with no prefix cache and a large pool. The engines had
+more than the two features on: each has LoRA, chunked prefill and a pool so small that requests are
+preempted; two have asynchronous scheduling and two speculation, one of each with whole blocks and
+one with sub-blocks. The load has a request for each combination of sampling, structured output,
+adapter and long prompt, and is the same in all of them.
 """
 
 
