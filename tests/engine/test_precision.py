@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rbln_vllm.models.architectures import built
+from rbln_vllm.models.architectures import Task, built
 from tests.engine.bf16_rule import MORE_NOISE
 from tests.engine.engines import CHUNK, prompt
 from tests.engine.logits import Stepper
@@ -35,7 +35,7 @@ def rms(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-@pytest.mark.parametrize("name", built())
+@pytest.mark.parametrize("name", built(Task.GENERATE))
 def test_logits(tiny_model_dir: Callable[..., Path], name: str) -> None:
     directory = tiny_model_dir(name)
     truth, rounded = (eager(directory, dtype) for dtype in (torch.float32, torch.bfloat16))

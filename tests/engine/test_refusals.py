@@ -143,7 +143,7 @@ IMPLEMENTATION_AND_OPTIONS = (
         },
     ),
     Refused(
-        ("optimum_overrides: num_devices is unknown or not built yet",),
+        ("optimum_overrides: num_devices 8", "is not built yet", "leave it out or give 1"),
         {"model_impl": "optimum", "additional_config": {"optimum_overrides": {"num_devices": 8}}},
     ),
     Refused(("'nonsense'", "auto, vllm, transformers, optimum"), {"model_impl": "nonsense"}),
