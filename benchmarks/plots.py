@@ -37,7 +37,8 @@ def draw(results: Mapping[str, Any], section: str, out: Path) -> None:
     from matplotlib.figure import Figure  # type: ignore[import-not-found]
 
     prefix, axis = PLOTS[section]
-    rows, limits = rows_of(results["sections"][section]), limits_of(results)
+    found = results["sections"][section]
+    rows, limits = rows_of(found), limits_of(found)
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     plot = figure.add_subplot()
     for name in (name for name in SYSTEMS if name in results["sections"][section]["systems"]):

@@ -77,9 +77,12 @@ def rows_of(section: Json) -> dict[str, Row]:
     }
 
 
-def limits_of(results: Json) -> Limits | None:
-    """The best of all samples of a run; None when there is none."""
-    samples = [s for section in results["sections"].values() for s in section.get("limits", ())]
+def limits_of(section: Json) -> Limits | None:
+    """The best of a section's own samples, None when it has none.
+
+    A shared machine's bandwidth differs by the hour, so another section's samples say nothing.
+    """
+    samples = section.get("limits", ())
     return best(samples) if samples else None
 
 
@@ -104,8 +107,9 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value * 100:.0f} %"
 
 
-def comparison(section: Json, limits: Limits | None) -> str:
+def comparison(section: Json) -> str:
     """Figures of every system; a peer's has how many times better ours is beside it."""
+    limits = limits_of(section)
     systems = [name for name in SYSTEMS if name in section["systems"]]
     header = ["", "limit", *(SYSTEMS[name].label for name in systems)]
     table = []
@@ -128,8 +132,9 @@ def _cell(row: Row, system: str, limits: Limits | None) -> str:
     return f"{value} ({statistics.median(ratios):.2f}x; {spread})"
 
 
-def growth(section: Json, limits: Limits | None) -> str:
+def growth(section: Json) -> str:
     """What a longer context adds to a step, beside the time that reading its KV cache takes."""
+    limits = limits_of(section)
     rows = list(rows_of(section).values())
     rows = [row for row in rows if row.label.startswith("decode step, batch 1, context")]
     systems = [name for name in SYSTEMS if name in section["systems"]]
@@ -203,30 +208,29 @@ def sharing(section: Json) -> str:
 
 
 def limits_text(results: Json) -> str:
-    """The machine's limits in a sentence."""
-    limits = limits_of(results)
-    if limits is None:
+    """The machine's limits while each section was taken, in a sentence."""
+    measured = {name: s for name, s in results["sections"].items() if s.get("limits")}
+    if not measured:
         return "The limits of the machine were not measured."
-    kinds = {
-        sample["matrix_kind"]
-        for section in results["sections"].values()
-        for sample in section.get("limits", ())
-    }
-    return (
-        f"Limits: reading {limits.bytes_per_s / 1e9:.0f} GB/s, "
-        f"{' and '.join(sorted(kinds))} {limits.flop_per_s / 1e9:,.0f} GFLOP/s."
-    )
+    return f"Limits: {'; '.join(_limits_phrase(*item) for item in measured.items())}."
+
+
+def _limits_phrase(name: str, section: Json) -> str:
+    limits = best(section["limits"])
+    kinds = " and ".join(sorted({sample["matrix_kind"] for sample in section["limits"]}))
+    reading = f"{name} reading {limits.bytes_per_s / 1e9:.0f} GB/s"
+    return f"{reading}, {kinds} {limits.flop_per_s / 1e9:,.0f} GFLOP/s"
 
 
 def tables(results: Json) -> dict[str, str]:
     """Name of a marker -> Markdown, for the sections that a run has."""
-    limits, sections = limits_of(results), results["sections"]
+    sections = results["sections"]
     makers: dict[str, tuple[str, Callable[[Json], str]]] = {
-        "peers": ("decode", lambda section: comparison(section, limits)),
-        "context": ("context", lambda section: comparison(section, limits)),
-        "context-growth": ("context", lambda section: growth(section, limits)),
-        "large": ("large", lambda section: comparison(section, limits)),
-        "large-growth": ("large", lambda section: growth(section, limits)),
+        "peers": ("decode", comparison),
+        "context": ("context", comparison),
+        "context-growth": ("context", growth),
+        "large": ("large", comparison),
+        "large-growth": ("large", growth),
         "starts": ("starts", starts),
         "serving": ("serving", serving),
         "sharing": ("sharing", sharing),

@@ -232,7 +232,7 @@ class TestReport:
         data = section(
             {"decode_b1": {"ours": [5.0, 7.0], "openvino": [10.0, 14.0]}}, [DecodeStep(1)]
         )
-        assert report.comparison(data, LIMITS).splitlines() == [
+        assert report.comparison(data).splitlines() == [
             "|  | limit | rbln-vllm | OpenVINO GenAI |",
             "| --- | --- | --- | --- |",
             "| decode step, batch 1 (ms) | 3.42 | **6.00** (57 % of limit) "
@@ -242,16 +242,34 @@ class TestReport:
 
     def test_comparison_without_limits_or_ours(self) -> None:
         data = section({"decode_b1": {"ours": [None], "openvino": [10.0]}}, [DecodeStep(1)])
-        assert report.comparison(data, None).splitlines()[-2] == (
+        assert report.comparison({**data, "limits": []}).splitlines()[-2] == (
             "| decode step, batch 1 (ms) | - | **-** (- of limit) | 10.0 |"
         )
+
+    def test_limits_are_those_of_the_section(self) -> None:
+        slow = section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)])
+        slow["limits"] = [
+            {"read_gb_s": rate, "matrix_gflop_s": 9, "matrix_kind": "x"} for rate in (20, 40)
+        ]
+        found = report.tables(
+            {
+                "sections": {
+                    "decode": slow,
+                    "large": section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)]),
+                }
+            }
+        )
+        assert found["limits"] == (
+            "Limits: decode reading 40 GB/s, x 9 GFLOP/s; large reading 80 GB/s, bf16 900 GFLOP/s."
+        )
+        assert report.limits_of(slow) == Limits(40e9, 9e9)
 
     def test_growth_is_paired_within_rounds(self) -> None:
         probes = [ContextStep(128), ContextStep(4096)]
         data = section(
             {"context_128": {"ours": [4.0, 9.0]}, "context_4096": {"ours": [6.0, 11.0]}}, probes
         )
-        last = report.growth(data, LIMITS).splitlines()[-1]
+        last = report.growth(data).splitlines()[-1]
         assert last == "| batch 1, context 4,096 | 1.14 | 2.00 (57 % of bandwidth) |"
 
     def test_starts(self) -> None:
@@ -278,7 +296,7 @@ class TestReport:
         decode = section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)])
         found = report.tables({"sections": {"decode": decode, "sharing": {}}})
         assert set(found) == {"limits", "peers", "sharing"}
-        assert found["limits"] == "Limits: reading 80 GB/s, bf16 900 GFLOP/s."
+        assert found["limits"] == "Limits: decode reading 80 GB/s, bf16 900 GFLOP/s."
         assert "not measured" in report.limits_text({"sections": {}})
 
     def test_only_what_stands_between_markers_is_replaced(self) -> None:
