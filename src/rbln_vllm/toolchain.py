@@ -24,7 +24,13 @@ from rbln_host.compiler.adapters import (
     a_input,
     b_input,
 )
-from rbln_host.compiler.artifact import Artifact, Manifest, write_artifact
+from rbln_host.compiler.artifact import (
+    Artifact,
+    FileEntry,
+    Manifest,
+    write_artifact,
+    write_attachment,
+)
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured, Capturer
 from rbln_host.compiler.graph import TensorSpec
@@ -54,6 +60,7 @@ __all__ = [
     "CaptureError",
     "Captured",
     "Executable",
+    "FileEntry",
     "HostToolchain",
     "Manifest",
     "MissingProgramError",
@@ -68,6 +75,7 @@ __all__ = [
     "check_executor",
     "host_toolchain",
     "pack_b",
+    "write_attachment",
 ]
 
 

@@ -19,7 +19,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.exceptions import LoRAAdapterNotFoundError
 from vllm.lora.request import LoRARequest
 
-from rbln_vllm.lora.checkpoint import AdapterError
+from rbln_vllm.lora.fit import AdapterError
 from tests.adapters import Adapter, change_weights, merged_model
 from tests.engine.bf16_rule import check_bf16
 from tests.engine.engines import (

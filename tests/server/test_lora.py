@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rbln_vllm.cli.main import main
 from tests.adapters import Adapter, merged_model
 from tests.oracle import hf_greedy
 from tests.server.live import (
@@ -138,3 +139,27 @@ def test_metrics_name_the_adapters(lab: Lab) -> None:
     assert infos
     assert all(labels["max_lora"] == "2" for labels in infos)
     assert lab.server.metrics()["rbln_programs_compiled_after_ready_total"] == 0
+
+
+def test_compiled_in(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """From the directory alone: adapters by their names, in another order than they are stored."""
+    adapters = {"sql": Adapter(seed=40), "chat": Adapter(seed=41)}
+    expected, tokens = {}, prompt(CHUNK + 1)
+    for name, adapter in adapters.items():
+        saved = adapter.save(tiny_llama_dir, tmp_path / name)
+        merged = merged_model(tiny_llama_dir, saved, tmp_path / f"{name}-merged", adapter.scale)
+        (found,) = hf_greedy(merged, [tokens], NEW, ignore_eos=True)
+        expected[name] = found.token_ids
+    modules, target = [f"{name}={tmp_path / name}" for name in adapters], tmp_path / "model"
+    sizes = ["--batch-size", "2", "--max-seq-len", "128", "--prefill-chunk-size", str(CHUNK)]
+    command = ["compile", str(tiny_llama_dir), "-o", str(target), *sizes]
+    assert main([*command, "--lora-modules", *modules]) == 0
+    for name in adapters:
+        shutil.rmtree(tmp_path / name)
+    serve = [str(target), "--served-model-name", MODEL, "--enable-lora", "--lora-modules"]
+    serve += [f"{name}={target}" for name in reversed(adapters)]
+    with running_server(serve, tmp_path / "log") as server:
+        assert {MODEL, *adapters} <= {model.id for model in server.client.models.list()}
+        for name, ids in expected.items():
+            answer = server.complete(tokens, model=name, max_tokens=NEW, ignore_eos=True)
+            assert token_ids(answer.choices[0]) == ids

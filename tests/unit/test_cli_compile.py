@@ -116,6 +116,9 @@ def test_a_pool_that_is_too_small_is_refused(model: Path, capsys: Any) -> None:
         (["m", "-o", "d", "--batch-size", "x"], "invalid int value: 'x'"),
         (["m", "-o", "d", "--decoder-batch-sizes", "1,x"], "is not a list like 1,2,4"),
         (["m", "-o", "d", "--attn-impl", "sdpa"], "invalid choice: 'sdpa'"),
+        (["m", "-o", "d", "--lora-modules"], "expected at least one argument"),
+        (["m", "-o", "d", "--lora-modules", "a=x", "=y"], "--lora-modules =y: write NAME=PATH"),
+        (["m", "-o", "d", "--max-lora-rank", "8"], "--max-lora-rank is of --lora-modules"),
     ],
 )
 def test_wrong_arguments_are_one_line(capsys: Any, arguments: list[str], words: str) -> None:

@@ -3,6 +3,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.parallel import compile_programs
 from rbln_vllm.optimum.sources import link_or_copy, local_directory, served_files
 from rbln_vllm.programs import ProgramKey, Role
-from rbln_vllm.toolchain import Captured, CaptureError, host_toolchain
+from rbln_vllm.toolchain import AdaptedModule, Adapters, Captured, CaptureError, host_toolchain
 from tests.unit.host.programs import scale_program
 
 KEYS = tuple(ProgramKey(Role.DECODE, batch) for batch in (1, 2, 4, 8, 16))
+ADAPTERS = Adapters(2, 4, torch.float32, (AdaptedModule("x", "w", 4, 4),))
 
 
 class Builder:
@@ -39,7 +41,8 @@ class Builder:
                 os._exit(3)
             constant = torch.full((4,), float(key.batch), dtype=torch.bfloat16)
             weights = {"w": self.weight, f"constant.{key.batch}": constant}
-            yield scale_program(key.name, {**weights, "constant.none": torch.empty(0)})
+            item = scale_program(key.name, {**weights, "constant.none": torch.empty(0)})
+            yield replace(item, adapters=ADAPTERS)
 
 
 def compiled(builder: Builder, workers: int) -> dict[str, Captured]:
@@ -55,6 +58,7 @@ def test_processes_compile_what_one_does(workers: int) -> None:
     assert found.keys() == expected.keys()
     for name, item in found.items():
         assert item.graph == expected[name].graph
+        assert item.adapters == ADAPTERS
         assert item.weights["w"] is not None
         assert item.weights["w"].data_ptr() == builder.weight.data_ptr()
         for weight, tensor in expected[name].weights.items():

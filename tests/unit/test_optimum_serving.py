@@ -11,7 +11,8 @@ import pytest
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.devices import HOST, resolve_profile
-from rbln_vllm.optimum.serving import compiled_path, take_over
+from rbln_vllm.optimum.serving import compiled_path, take_over, upstream_rank
+from tests.unit.test_lora_stored import parts_of, write
 from tests.unit.test_optimum_directory import compiled
 
 __all__ = ["compiled"]  # a fixture
@@ -21,9 +22,8 @@ LOGGER = logging.getLogger("aot.serving")
 
 def arguments(model: Path, **given: Any) -> Any:
     none = dict.fromkeys(("max_num_seqs", "max_model_len", "block_size", "max_num_batched_tokens"))
-    return SimpleNamespace(
-        **{"model": str(model), **none, "dtype": "auto", "hf_overrides": None, **given}
-    )
+    plain = {"dtype": "auto", "hf_overrides": None, "enable_lora": None}
+    return SimpleNamespace(**{"model": str(model), **none, **plain, **given})
 
 
 def test_the_artifact_fills_what_is_not_given(
@@ -81,3 +81,55 @@ def test_any_other_model_is_left_alone(tmp_path: Path) -> None:
     assert take_over(args, config, HOST, LOGGER) is config
     assert args.max_num_seqs == 8
     assert compiled_path(SimpleNamespace(additional_config=config)) is None  # type: ignore[arg-type]
+
+
+LORA = {
+    "enable_lora": True,
+    "max_loras": 1,
+    "max_lora_rank": 16,
+    "lora_target_modules": None,
+}
+
+
+def test_adapters_and_the_flag_go_together(compiled: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="was compiled without adapters: leave it out, compile"):
+        take_over(arguments(compiled, **LORA), OptimumRBLNConfig(), HOST, LOGGER)
+    adapted = write(tmp_path / "adapted", {number: parts_of(number) for number in (1, 2)})
+    words = f"was compiled with the adapters sql, chat: give --enable-lora.*NAME={adapted}"
+    with pytest.raises(RuntimeError, match=words):
+        take_over(arguments(adapted), OptimumRBLNConfig(), HOST, LOGGER)
+
+
+def test_the_slots_and_the_rank_are_the_directory_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapted = write(tmp_path, {number: parts_of(number) for number in (1, 2)})
+    args = arguments(adapted, **LORA)
+    with caplog.at_level(logging.INFO):
+        take_over(args, OptimumRBLNConfig(), HOST, LOGGER)
+    assert not said(caplog)
+    # Two adapters of up to rank 4, for which vLLM has rank 8.
+    assert (args.max_loras, args.max_lora_rank, args.lora_target_modules) == (2, 8, None)
+    given = {"max_loras": 3, "max_lora_rank": 32, "lora_target_modules": ["q_proj"]}
+    with caplog.at_level(logging.INFO):
+        take_over(arguments(adapted, **{**LORA, **given}), OptimumRBLNConfig(), HOST, LOGGER)
+    assert said(caplog) == [
+        f"--max-loras is 2 {TAKEN.format(3)}",
+        f"--max-lora-rank is 8 {TAKEN.format(32)}",
+        f"--lora-target-modules is None {TAKEN.format(['q_proj'])}",
+    ]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By us: to import vLLM says more."""
+    return [record.getMessage() for record in caplog.records if record.name == LOGGER.name]
+
+
+@pytest.mark.parametrize(("rank", "known"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])
+def test_ranks_that_vllm_has(rank: int, known: int) -> None:
+    assert upstream_rank(rank) == known
+
+
+def test_a_rank_that_vllm_has_not() -> None:
+    with pytest.raises(ValueError, match="smaller max_lora_rank"):
+        upstream_rank(513)

@@ -7,6 +7,8 @@
                                 shape and layouts of every weight
     programs/<name>.json        one lowered program each
     weights/<n>.safetensors     weights, packed once for all programs and memory-mapped
+    <folder>/<digest>.safetensors
+                                attachments: further tensors, that the plugin reads
 
 Everything is data. A weight's file key is a digest of its content, so that names of equal content
 share what is stored. A file that is missing, truncated or altered is an :class:`ArtifactError`.
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from safetensors.torch import save
 from torch import Tensor
 
 from rbln_host.compiler.capture import Captured
@@ -40,6 +43,7 @@ __all__ = [
     "digest_file",
     "write_artifact",
     "write_atomically",
+    "write_attachment",
 ]
 
 SHARD_BYTES = 1 << 30
@@ -122,6 +126,13 @@ class Artifact:
             stored.update(read_weight_file(self._path(entry)))
         return {name: self._weight(name, stored) for name in self.manifest.tensors}
 
+    def attachment(self, name: str) -> dict[str, Tensor]:
+        """The tensors of an attachment, memory-mapped.
+
+        Raises KeyError for one that is not here, ArtifactError for a file that cannot be read.
+        """
+        return read_weight_file(self._path(self.manifest.attachments[name]))
+
     def _weight(self, name: str, stored: Mapping[str, Tensor]) -> Weight:
         entry = self.manifest.tensors[name]
         try:
@@ -161,6 +172,21 @@ def write_artifact(directory: Path, manifest: Manifest, captured: Iterable[Captu
     )
     write_atomically(directory / MANIFEST, manifest.to_json().encode())
     return Artifact(directory, manifest)
+
+
+def write_attachment(directory: Path, folder: str, tensors: Mapping[str, Tensor]) -> FileEntry:
+    """Write tensors to ``folder`` in an artifact's directory, under the digest of what is written:
+    equal content is one file.
+
+    The entry belongs into the ``attachments`` of the artifact's manifest. OSError when the disk
+    raises it.
+    """
+    data = save({name: tensor.clone().contiguous() for name, tensor in tensors.items()})
+    content = digest(data)
+    entry = FileEntry(f"{folder}/{content}.safetensors", len(data), content)
+    (directory / folder).mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / entry.path, data)
+    return entry
 
 
 def _write_program(directory: Path, graph: Graph) -> FileEntry:

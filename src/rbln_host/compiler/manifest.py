@@ -96,13 +96,15 @@ class Manifest:
     """Shard number -> file."""
     tensors: dict[str, WeightEntry] = field(default_factory=dict)
     """Weight name -> what is stored in those files."""
+    attachments: dict[str, FileEntry] = field(default_factory=dict)
+    """Files of tensors that no program has as weights, by the name that the plugin gave them."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         for name in ("toolchain", "toolchain_version", "profile", "label"):
             _check(name, getattr(self, name), str)
         _check("num_devices", self.num_devices, int)
-        for name in ("key", "model", "programs", "weights", "tensors"):
+        for name in ("key", "model", "programs", "weights", "tensors", "attachments"):
             _check(name, getattr(self, name), dict)
         for part, value in self.key.items():
             _check(f"key part {part}", value, str)
@@ -110,7 +112,7 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """Every file beside the manifest."""
-        return (*self.programs.values(), *self.weights.values())
+        return (*self.programs.values(), *self.weights.values(), *self.attachments.values())
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -125,7 +127,8 @@ class Manifest:
                     f"manifest format {document.get('format')!r:.40} is not {FORMAT}: "
                     "it was made by another version"
                 )
-            for group in ("programs", "weights"):
+            document.setdefault("attachments", {})
+            for group in ("programs", "weights", "attachments"):
                 document[group] = {k: FileEntry(**v) for k, v in document[group].items()}
             tensors = document["tensors"].items()
             document["tensors"] = {k: WeightEntry.from_json(v) for k, v in tensors}

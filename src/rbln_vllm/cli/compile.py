@@ -4,6 +4,7 @@
 import argparse
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ _ALIASES = {
     "kvcache_block_size": "--block-size",
 }
 """Options whose flag may also be called as vLLM calls it."""
+_NOT_FLAGS = (*RUNTIME, "lora_config")
+"""Options that are no flag, or that several flags make."""
 _WRONG = (ValueError, TypeError, OSError, NotImplementedError)
 
 
@@ -60,8 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", metavar="MODEL", help="a directory, or a name on the hub")
     parser.add_argument("--output", "-o", metavar="DIR", help="where to put the compiled model")
     for name, info in RBLNModelConfig.model_fields.items():
-        if name not in RUNTIME:
+        if name not in _NOT_FLAGS:
             _add_option(parser, name, info)
+    _add_adapter_options(parser)
     parser.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, ...")
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--trust-remote-code", action="store_true", help="as vLLM's")
@@ -91,12 +95,41 @@ def _add_option(parser: argparse.ArgumentParser, name: str, info: FieldInfo) -> 
     parser.add_argument(*flags, dest=name, default=None, help=info.description, **kind)
 
 
+def _add_adapter_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lora-modules",
+        nargs="+",
+        default=(),
+        metavar="NAME=PATH",
+        help="adapters that are compiled in, each a directory or a name on the hub",
+    )
+    parser.add_argument(
+        "--max-lora-rank", type=int, metavar="N", help="their largest rank, if it is to be larger"
+    )
+
+
+def _adapters(options: argparse.Namespace) -> dict[str, Any]:
+    """The entry ``lora_config``, of adapters whose ids are in the order they are given in."""
+    if not options.lora_modules:
+        if options.max_lora_rank is not None:
+            raise ValueError("--max-lora-rank is of --lora-modules, which are not given")
+        return {}
+    adapters = []
+    for number, module in enumerate(options.lora_modules, start=1):
+        name, equals, path = module.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"--lora-modules {module}: write NAME=PATH")
+        adapters.append({"lora_int_id": number, "lora_name": name, "lora_path": path})
+    return {"lora_config": {"adapters": adapters, "max_lora_rank": options.max_lora_rank}}
+
+
 def _job(options: argparse.Namespace, npu: str | None) -> "CompileJob":
     """Raises ValueError, TypeError or OSError for what cannot be compiled."""
     from rbln_vllm.optimum.compiling import CompileJob
 
-    names = [name for name in RBLNModelConfig.model_fields if name not in RUNTIME]
+    names = [name for name in RBLNModelConfig.model_fields if name not in _NOT_FLAGS]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    given.update(_adapters(options))
     given.setdefault("batch_size", resolve_profile(npu).default_max_num_seqs)
     if npu is not None:
         given["npu"] = npu
@@ -139,9 +172,25 @@ def summary(directory: "CompiledDirectory", seconds: float) -> str:
             f"Compiled {directory.config.source} for {directory.config.npu} in {seconds:.1f} s:",
             f"  programs  {len(manifest.programs)}, {byte_size(programs)}",
             f"  weights   {byte_size(weights)} ({directory.config.dtype})",
-            f"Serve it with: rbln-vllm serve {directory.path}",
+            *_adapter_lines(directory),
+            f"Serve it with: rbln-vllm serve {directory.path}{_lora_arguments(directory)}",
         )
     )
+
+
+def _adapter_lines(directory: "CompiledDirectory") -> list[str]:
+    if directory.adapters is None:
+        return []
+    size = sum(entry.size for entry in directory.artifact.manifest.attachments.values())
+    return [f"  adapters  {', '.join(directory.adapters.ids)}, {byte_size(size)}"]
+
+
+def _lora_arguments(directory: "CompiledDirectory") -> str:
+    """What a server is told so that every adapter can be asked for by its name."""
+    if directory.adapters is None:
+        return ""
+    modules = (shlex.quote(f"{name}={directory.path}") for name in directory.adapters.ids)
+    return f" --enable-lora --lora-modules {' '.join(modules)}"
 
 
 def _dry_run(options: argparse.Namespace) -> None:

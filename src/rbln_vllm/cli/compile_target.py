@@ -14,6 +14,7 @@ from rbln_vllm.devices import DeviceProfile, aligned_weight_bytes, npu_kv_budget
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer, block_bytes
 from rbln_vllm.models.transformers.layers import attention_layers
+from rbln_vllm.models.transformers.linears import linears
 from rbln_vllm.optimum.compiling import CompileJob
 from rbln_vllm.optimum.recorded import RecordedConfig
 
@@ -44,10 +45,13 @@ class TargetReport:
 
     @classmethod
     def of(cls, job: CompileJob) -> "TargetReport":
-        """Builds the model without weights. ValueError where sizes alone are refused."""
+        """Builds the model without weights. ValueError where sizes alone are refused, or an
+        adapter does not fit."""
         geometry, refusals = job.plan.geometry, []
         model = job.source.shape()
         layers = attention_layers(model)
+        if job.adapter_shape is not None:
+            job.adapter_parts(job.adapter_shape.adapters(linears(model)))
         memory = _estimate(geometry, layers, _weight_bytes(model))
         if geometry.profile.memory_bytes is not None:
             try:
@@ -69,8 +73,10 @@ class TargetReport:
 
     def text(self) -> str:
         """As text for people."""
+        lora = self.recorded.lora_config
         sizes = {
             **self.recorded.to_json(),
+            "lora_config": lora.summary if lora else "none",
             "weights": byte_size(self.memory.weights),
             "kv_block": byte_size(self.memory.kv_block),
             "kv_blocks_wanted": self.memory.blocks_wanted,

@@ -11,6 +11,7 @@ from typing import Any
 from rbln_vllm.cli.errors import FAILED, CommandError, OneLineParser, one_line
 from rbln_vllm.cli.explain import explanation_facts, explanation_text
 from rbln_vllm.cli.text_table import byte_size
+from rbln_vllm.lora.slots import slot_bytes
 from rbln_vllm.models.kv_layers import block_bytes
 from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.toolchain import ProgramReport, ToolchainError, host_toolchain
@@ -39,7 +40,12 @@ class Inspection:
             "kv_block": block,
             "kv_sequence": block * per_sequence,
             "kv_all_sequences": block * per_sequence * config.batch_size,
+            **self._adapter_memory(),
         }
+
+    def _adapter_memory(self) -> dict[str, int]:
+        adapters = self.directory.adapters
+        return {} if adapters is None else {"adapters": slot_bytes(adapters.adapters)}
 
     def facts(self) -> dict[str, Any]:
         """As JSON."""
@@ -58,10 +64,11 @@ class Inspection:
 
     def text(self) -> str:
         """As text for people."""
-        facts = self.facts()
+        facts, config = self.facts(), self.directory.config
         shown = {
             **{name: facts[name] for name in ("path", "architecture")},
             **facts["rbln_config"],
+            "lora_config": config.lora_config.summary if config.lora_config else "none",
             "toolchain": facts["toolchain"],
             **facts["versions"],
             "size": byte_size(facts["size"]),

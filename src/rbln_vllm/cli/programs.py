@@ -157,7 +157,7 @@ def _report(options: argparse.Namespace) -> Report:
         config = AsyncEngineArgs.from_cli_args(options).create_engine_config()
         cache = host_toolchain().cache(envs.cache_root() / "rbln", logging.getLogger(__name__))
         geometry, key = geometry_of(config), _cache_key(config, cache)
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         raise CommandError(f"programs: {_reason(error)}") from error
     compiled = compiled_path(config)
     if compiled is not None:

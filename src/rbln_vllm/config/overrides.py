@@ -26,7 +26,12 @@ class CompileOverrides(BaseModel):
     """
 
     LABEL: ClassVar[str] = "optimum_overrides"
-    FOREIGN: ClassVar[Mapping[str, str]] = {"dtype": "dtype is vLLM's: use --dtype"}
+    FOREIGN: ClassVar[Mapping[str, str]] = {
+        "dtype": "dtype is vLLM's: use --dtype",
+        "lora_config": "a model that is served by its name takes adapters as they come: use "
+        "--enable-lora --lora-modules NAME=PATH, or compile them in with rbln-vllm compile "
+        "--lora-modules NAME=PATH",
+    }
     """Entries that belong elsewhere, and where."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -36,10 +36,6 @@ UNBUILT: Mapping[str, Unbuilt] = MappingProxyType(
         "use_inputs_embeds": Unbuilt(
             "programs take token ids; embeddings as inputs are not built yet", (None, False)
         ),
-        "lora_config": Unbuilt(
-            "adapters cannot be compiled in yet: serve the model by its name with --enable-lora, "
-            "or merge the adapter into its weights"
-        ),
         "use_attention_mask": _PAGED,
         "use_position_ids": _PAGED,
         "quantization": Unbuilt("quantised programs are not built yet: use the unquantised model"),

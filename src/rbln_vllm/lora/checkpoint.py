@@ -2,7 +2,6 @@
 """Reading an adapter from disk, and the checks that it fits the model and the programs."""
 
 import json
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import safetensors
@@ -12,19 +11,15 @@ from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import get_adapter_absolute_path
 
+from rbln_vllm.lora.fit import AdapterError, check_fit
 from rbln_vllm.lora.slots import LowRank
-from rbln_vllm.toolchain import AdaptedModule, Adapters
+from rbln_vllm.lora.stored import StoredAdapters
+from rbln_vllm.toolchain import Adapters
 
 if TYPE_CHECKING:
     from vllm.config.lora import LoRAConfig
     from vllm.lora.request import LoRARequest
     from vllm.model_executor.models.utils import WeightsMapper
-
-_SHOWN = 3
-
-
-class AdapterError(ValueError):
-    """An adapter that cannot be served; says why and what to change."""
 
 
 def load_adapter(
@@ -61,6 +56,32 @@ def load_adapter(
     return model
 
 
+class NotCompiledInError(LoRAAdapterNotFoundError):
+    """Neither compiled in nor on disk; says which are."""
+
+    def __init__(self, request: "LoRARequest", stored: StoredAdapters) -> None:
+        super().__init__(request.lora_name, request.lora_path)
+        # vLLM's server knows its own error by how its text begins.
+        self.message += (
+            f". Compiled in are {stored.listed}, by their names; Invalid `lora_int_id` "
+            f"{request.lora_int_id} of any other"
+        )
+
+
+def stored_adapter(request: "LoRARequest", stored: StoredAdapters) -> LoRAModel:
+    """The adapter of a request's name out of a compiled directory; its path is not looked at.
+
+    AdapterError for one that does not fit.
+    """
+    parts = stored.parts(request.lora_name)
+    weights = {
+        name: LoRALayerWeights(name, part.rank, part.rank, part.a_RK, part.b_OR, part.scale)
+        for name, part in parts.items()
+    }
+    rank = max(part.rank for part in parts.values())
+    return LoRAModel(request.lora_int_id, rank, weights)
+
+
 def parts_of(model: LoRAModel) -> dict[str, LowRank]:
     """By module: what the adapter does there."""
     return {
@@ -82,54 +103,10 @@ def _last_names(adapters: Adapters) -> set[str]:
 
 
 def _check(name: str, model: LoRAModel, adapters: Adapters) -> None:
-    if not model.loras:
-        raise AdapterError(
-            f"adapter {name!r} has no LoRA weights: save it with PEFT's save_pretrained"
-        )
     if model.modules_to_save:
         raise AdapterError(
             f"adapter {name!r} replaces whole modules ({', '.join(model.modules_to_save)}), which "
             "programs cannot: train it without modules_to_save"
         )
-    _check_names(name, model.loras, adapters)
-    modules = {module.name: module for module in adapters.adapted}
-    for module_name, weights in model.loras.items():
-        _check_weights(name, weights, modules[module_name], adapters.rank)
-
-
-def _check_names(name: str, found: Collection[str], adapters: Adapters) -> None:
-    unknown = sorted(set(found) - adapters.places.keys())
-    if not unknown:
-        return
-    untargeted = {module.name for module in adapters.modules if not module.is_adapted}
-    if set(unknown) <= untargeted:
-        raise AdapterError(
-            f"adapter {name!r} changes {_list(unknown)}, which --lora-target-modules leaves out: "
-            "add them there"
-        )
-    raise AdapterError(
-        f"adapter {name!r} changes {_list(unknown)}, which this model has not as an adaptable "
-        f"linear; it has {_list(sorted(adapters.places))}. Save the adapter for this model's "
-        "linears and under their names; embeddings and the output head cannot be adapted"
-    )
-
-
-def _check_weights(name: str, weights: LoRALayerWeights, module: AdaptedModule, most: int) -> None:
-    where = f"adapter {name!r}, {module.name}"
-    if weights.lora_a is None or weights.lora_b is None:
-        raise AdapterError(f"{where}: lora_A or lora_B is missing from its weights")
-    a, b = tuple(weights.lora_a.shape), tuple(weights.lora_b.shape)
-    rank = a[0] if a else 0
-    if a != (rank, module.in_features) or b != (module.out_features, rank) or not rank:
-        raise AdapterError(
-            f"{where}: lora_A is {a} and lora_B {b}, but this linear takes (r, "
-            f"{module.in_features}) and ({module.out_features}, r): the adapter was made for "
-            "another model"
-        )
-    if rank > most:
-        raise AdapterError(f"{where}: rank {rank} is above {most}: raise --max-lora-rank")
-
-
-def _list(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+    matrices = {module: (part.lora_a, part.lora_b) for module, part in model.loras.items()}
+    check_fit(name, matrices, adapters)

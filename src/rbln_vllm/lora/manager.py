@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from vllm.config.lora import LoRAConfig
 from vllm.exceptions import LoRAAdapterNotFoundError
@@ -18,8 +19,10 @@ from vllm.lora.model_manager import AdapterLRUCache, LRUCacheLoRAModelManager
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager
 
-from rbln_vllm.lora.checkpoint import AdapterError, load_adapter, parts_of
+from rbln_vllm.lora.checkpoint import NotCompiledInError, load_adapter, parts_of, stored_adapter
+from rbln_vllm.lora.fit import AdapterError
 from rbln_vllm.lora.slots import AdapterSlots
+from rbln_vllm.lora.stored import StoredAdapters
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.toolchain import NO_ADAPTER
 
@@ -77,19 +80,49 @@ class ProgramLoRAManager(LRUCacheWorkerLoRAManager):
         vllm_config: "VllmConfig",
         device: torch.device,
         slots: AdapterSlots,
+        stored: StoredAdapters | None = None,
     ) -> None:
         super().__init__(vllm_config, device, {})
-        self._slots, self._mapper = slots, _weights_mapper(vllm_config)
+        self._slots, self._mapper, self._stored = slots, _weights_mapper(vllm_config), stored
+        self._names: dict[int, str] = {}  # of adapters that were loaded under an id
         self._adapter_manager = SlotManager(self.lora_config, slots)
 
     def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel:
-        return load_adapter(lora_request, self.lora_config, self._slots.adapters, self._mapper)
+        if self._stored is None:
+            return load_adapter(lora_request, self.lora_config, self._slots.adapters, self._mapper)
+        if lora_request.lora_name in self._stored.ids:
+            return stored_adapter(lora_request, self._stored)
+        try:
+            return load_adapter(lora_request, self.lora_config, self._slots.adapters)
+        except LoRAAdapterNotFoundError as error:
+            raise NotCompiledInError(lora_request, self._stored) from error
+
+    def load_stored(self) -> None:
+        """Load what a compiled directory holds, under the ids that it has there.
+
+        AdapterError for one that does not fit the model.
+        """
+        if self._stored is None:
+            return
+        for name, number in self._stored.ids.items():
+            self.add_adapter(LoRARequest(name, number, str(self._stored.artifact.directory)))
+
+    def add_adapter(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter unless it is there; raises AdapterError or LoRAAdapterNotFoundError."""
+        number, name = lora_request.lora_int_id, lora_request.lora_name
+        # Ids of compiled-in adapters are the directory's, those of a server its own: the adapter
+        # that is asked for is the one of the name.
+        if self._names.get(number, name) != name:
+            lora_request = replace(lora_request, load_inplace=True)
+        added = bool(super().add_adapter(lora_request))
+        self._names[number] = name
+        return added
 
     def _apply_adapters(self, lora_requests: Iterable[LoRARequest]) -> None:
         """Have these in slots. What is in memory stays: only ``add_lora`` loads in place."""
         try:
             for request in lora_requests:
-                if self._adapter_manager.get_adapter(request.lora_int_id) is None:
+                if self._is_missing(request):
                     self.add_adapter(request)
                 else:
                     self._adapter_manager.activate_adapter(request.lora_int_id)
@@ -100,6 +133,11 @@ class ProgramLoRAManager(LRUCacheWorkerLoRAManager):
                 f"no room for another adapter ({error}): unpin one, or raise --max-loras and "
                 "--max-cpu-loras"
             ) from error
+
+    def _is_missing(self, request: LoRARequest) -> bool:
+        number = request.lora_int_id
+        is_there = self._adapter_manager.get_adapter(number) is not None
+        return not is_there or self._names.get(number) != request.lora_name
 
     def activate(self, requests: Iterable[LoRARequest]) -> dict[int, str]:
         """Have these adapters in slots; ids of those that cannot be loaded, and why."""

@@ -25,6 +25,8 @@ MODEL_CLASSES = tuple(
 __all__ = [  # noqa: PLE0604 (names of classes that are made when they are first asked for)
     "MODEL_CLASSES",
     "RBLNAutoModelForCausalLM",
+    "RBLNLoRAAdapterConfig",
+    "RBLNLoRAConfig",
     "RBLNModelConfig",
     "RBLNModelForCausalLM",
     *MODEL_CLASSES,
@@ -36,6 +38,10 @@ def __getattr__(name: str) -> Any:
         from rbln_vllm.optimum.options import RBLNModelConfig
 
         return RBLNModelConfig
+    if name in ("RBLNLoRAAdapterConfig", "RBLNLoRAConfig"):
+        from rbln_vllm.lora import config
+
+        return getattr(config, name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rbln_vllm.optimum import classes

@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from rbln_vllm.lora.config import RBLNLoRAConfig
+from rbln_vllm.lora.peft_files import PeftAdapter, read_adapters
+from rbln_vllm.lora.shape import AdapterShape
+from rbln_vllm.lora.slots import LowRank
+from rbln_vllm.lora.stored import compiled_shape, write_adapters
 from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.models.transformers.builder import TransformersModelBuilder
 from rbln_vllm.models.transformers.source import ModelSource
@@ -22,7 +27,7 @@ from rbln_vllm.optimum.parallel import compile_programs
 from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.sources import HUB_KEYWORDS, copy_served_files, local_directory
-from rbln_vllm.toolchain import Toolchain, host_toolchain
+from rbln_vllm.toolchain import Adapters, Toolchain, host_toolchain
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -32,11 +37,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CompileJob:
-    """A model, by its own name, and what it is compiled for."""
+    """A model, by its own name, and what it is compiled for.
+
+    ``adapters`` are compiled in; ``lora_config`` says all of them that a file must.
+    """
 
     name: str
     source: ModelSource
     plan: CompilePlan
+    adapters: tuple[PeftAdapter, ...] = ()
+    lora_config: RBLNLoRAConfig | None = None
 
     @classmethod
     def of(cls, model_id: str, options: RBLNModelConfig, **keywords: Any) -> "CompileJob":
@@ -61,12 +71,29 @@ class CompileJob:
         source = ModelSource(
             config, str(directory), dtype or _own_dtype(config), trust_remote_code=trust
         )
-        return cls(model_id, source, plan)
+        if options.lora_config is None:
+            return cls(model_id, source, plan)
+        fetch = {name: value for name, value in hub.items() if name != "revision"}
+        read = read_adapters(options.lora_config, lambda path: local_directory(path, fetch))
+        return cls(model_id, source, plan, *read)
 
     @property
     def recorded(self) -> RecordedConfig:
         dtype = str(self.source.dtype).removeprefix("torch.")
-        return RecordedConfig.of(self.plan, self.name, dtype)
+        return RecordedConfig.of(self.plan, self.name, dtype, self.lora_config)
+
+    @property
+    def adapter_shape(self) -> AdapterShape | None:
+        """None without adapters."""
+        if self.lora_config is None:
+            return None
+        return compiled_shape(self.lora_config, self.source.dtype)
+
+    def adapter_parts(self, adapters: Adapters | None) -> dict[int, dict[str, LowRank]]:
+        """By id and module; AdapterError for one that does not fit the model's linears."""
+        if adapters is None:
+            return {}
+        return {item.config.lora_int_id: item.parts(adapters) for item in self.adapters}
 
     def compile_into(
         self, directory: Path, *, workers: int = 1, progress: Progress = lambda _: None
@@ -85,7 +112,8 @@ class CompileJob:
     def _write(
         self, directory: Path, toolchain: Toolchain, workers: int, progress: Progress
     ) -> None:
-        builder = TransformersModelBuilder(self.source, self.plan.geometry)
+        builder = TransformersModelBuilder(self.source, self.plan.geometry, self.adapter_shape)
+        attachments = write_adapters(directory, self.adapter_parts(builder.adapters))
         keys = self.plan.geometry.table.programs
         captured = []
         for item in compile_programs(builder, keys, toolchain, workers):
@@ -94,7 +122,12 @@ class CompileJob:
         order = {key.name: place for place, key in enumerate(keys)}
         captured.sort(key=lambda item: order[item.graph.name])
         manifest = new_manifest(
-            toolchain, self.recorded, self.plan.architecture.name, builder.kv_layers
+            toolchain,
+            self.recorded,
+            self.plan.architecture.name,
+            builder.kv_layers,
+            adapters=builder.adapters,
+            attachments=attachments,
         )
         toolchain.write(directory, manifest, captured)
         config = copy.deepcopy(self.source.config)

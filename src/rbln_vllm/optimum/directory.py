@@ -5,16 +5,28 @@ Beside the artifact it holds what a server reads of a model: its configuration a
 original weights and Hugging Face's modules are not needed.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
 
+import torch
+
 from rbln_vllm import __version__
+from rbln_vllm.lora.shape import modules_to_json
+from rbln_vllm.lora.stored import LINEARS, StoredAdapters
 from rbln_vllm.model_impl import ARTIFACT_MANIFEST
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
 from rbln_vllm.optimum.recorded import RECORD, RecordedConfig
-from rbln_vllm.toolchain import Artifact, ArtifactError, Manifest, Toolchain, compiled_with
+from rbln_vllm.toolchain import (
+    Adapters,
+    Artifact,
+    ArtifactError,
+    FileEntry,
+    Manifest,
+    Toolchain,
+    compiled_with,
+)
 
 ANY_COMMAND = "rbln-vllm compile MODEL --output"
 
@@ -26,6 +38,8 @@ class CompiledDirectory:
     artifact: Artifact
     config: RecordedConfig
     kv_layers: tuple[KVLayer, ...]
+    adapters: StoredAdapters | None = None
+    """Those that are compiled in."""
 
     @classmethod
     def read(cls, directory: Path, toolchain: Toolchain) -> "CompiledDirectory":
@@ -44,7 +58,8 @@ class CompiledDirectory:
         try:
             record = artifact.manifest.model[RECORD]
             layers = layers_from_json(artifact.manifest.model["kv_layers"])
-            found = cls(artifact, RecordedConfig.from_json(record), layers)
+            config = RecordedConfig.from_json(record)
+            found = cls(artifact, config, layers, _adapters_of(artifact, config))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{directory / ARTIFACT_MANIFEST} does not say what the model was compiled for "
@@ -115,10 +130,25 @@ class CompiledDirectory:
                 )
 
 
+def _adapters_of(artifact: Artifact, config: RecordedConfig) -> StoredAdapters | None:
+    if config.lora_config is None:
+        return None
+    dtype = getattr(torch, config.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{config.dtype} is no dtype")
+    return StoredAdapters.of(artifact, config.lora_config, dtype)
+
+
 def new_manifest(
-    toolchain: Toolchain, config: RecordedConfig, architecture: str, layers: tuple[KVLayer, ...]
+    toolchain: Toolchain,
+    config: RecordedConfig,
+    architecture: str,
+    layers: tuple[KVLayer, ...],
+    *,
+    adapters: Adapters | None = None,
+    attachments: Mapping[str, FileEntry] | None = None,
 ) -> Manifest:
-    """The manifest of a model that is about to be compiled."""
+    """The manifest of a model that is about to be compiled; ``attachments`` are its adapters."""
     versions = {name: str(version) for name, version in compiled_with().items()}
     return Manifest(
         toolchain=toolchain.name,
@@ -129,7 +159,9 @@ def new_manifest(
         model={
             "architecture": architecture,
             "kv_layers": layers_to_json(layers),
+            LINEARS: modules_to_json(adapters),
             RECORD: config.to_json(),
         },
+        attachments=dict(attachments or {}),
         label=Path(config.source).name,
     )

@@ -6,7 +6,7 @@ calls ``forward``, which runs programs.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from rbln_vllm.devices import resolve_profile
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.model_impl import ARTIFACT_MANIFEST
+from rbln_vllm.optimum.adapter_choice import AdapterChoice, AdapterNames, filled_slots
 from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.request import Opened, request_of
@@ -52,6 +53,7 @@ class RBLNModelForCausalLM(GenerationMixin):
         self.config = AutoConfig.from_pretrained(directory.path)
         self.generation_config = _generation_config(directory.path, self.config)
         self._geometry = geometry_of_recorded(directory.config)
+        self._adapters = AdapterChoice(directory.adapters)
         self._runner = self._new_runner() if opened.create_runtimes else None
 
     @classmethod
@@ -107,6 +109,19 @@ class RBLNModelForCausalLM(GenerationMixin):
         """Asked by Transformers, which may change it for decoding: there is nothing to change."""
         return {}
 
+    def set_adapter(self, adapter_name: AdapterNames) -> None:
+        """Compute what follows with this compiled-in adapter, or with one for each sequence.
+
+        None, and ``"base"``, is the base model. ValueError for an adapter that is not compiled in.
+        A cache of ``generate`` belongs to the adapters that it was filled with.
+        """
+        self._adapters.choose(adapter_name)
+
+    def set_lora_int_ids(self, lora_int_ids: Tensor | Sequence[int]) -> None:
+        """As :meth:`set_adapter`, by an id for each sequence, 0 for the base model; RuntimeError
+        for an unknown one."""
+        self._adapters.choose_ids(lora_int_ids)
+
     def save_pretrained(
         self, save_directory: str | Path, push_to_hub: bool = False, **_: Any
     ) -> None:
@@ -160,7 +175,8 @@ class RBLNModelForCausalLM(GenerationMixin):
         cache = past_key_values
         if cache is None:
             cache = self._new_cache(len(input_ids), int(present_BS.sum(dim=1).max()))
-        logits_BV = self._runner.run(cache, input_ids.numpy(), present_BS.numpy())
+        adapters_B = self._adapters.slots_B(len(input_ids))
+        logits_BV = self._runner.run(cache, input_ids.numpy(), present_BS.numpy(), adapters_B)
         kept = cache if use_cache else None
         return CausalLMOutputWithPast(logits=logits_BV[:, None], past_key_values=kept)
 
@@ -204,7 +220,10 @@ class RBLNModelForCausalLM(GenerationMixin):
 
     def _new_runner(self) -> RowsRunner:
         executable = host_toolchain(allowed_cpus()).new_executable()
-        executable.add_artifact(self._opened.directory.artifact)
+        directory = self._opened.directory
+        executable.add_artifact(directory.artifact)
+        if directory.adapters is not None:
+            executable.bind(filled_slots(directory.adapters).inputs)
         return RowsRunner(executable, self._geometry)
 
 

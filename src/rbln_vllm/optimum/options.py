@@ -4,9 +4,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, InstanceOf
 
 from rbln_vllm.config.overrides import CompileOverrides
+from rbln_vllm.lora.config import RBLNLoRAConfig
 
 PREFIX = "rbln_"
 RUNTIME = ("create_runtimes",)
@@ -27,9 +28,20 @@ class RBLNModelConfig(CompileOverrides):
     npu: Annotated[
         str | None, Field(description="The device whose limits apply; None: as the environment.")
     ] = None
+    lora_config: Annotated[
+        InstanceOf[RBLNLoRAConfig] | None,
+        Field(description="Adapters that are compiled in, and their largest rank."),
+    ] = None
     create_runtimes: Annotated[
         bool, Field(description="Off: compile only, the model cannot be run.")
     ] = True
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        """As of the engine's overrides; NotImplementedError for adapters with a bias."""
+        if entries.get("lora_config") is not None:
+            entries = {**entries, "lora_config": RBLNLoRAConfig.of(entries["lora_config"])}
+        return super().of(entries)
 
     @classmethod
     def merged(

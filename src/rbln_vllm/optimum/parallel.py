@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rbln_vllm.models.transformers.builder import TransformersModelBuilder
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import Captured, CaptureError, Toolchain
+from rbln_vllm.toolchain import Adapters, Captured, CaptureError, Toolchain
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class _Sent:
     graph: Any
     weights: tuple[str, ...]
     constants: dict[str, tuple[bytes, tuple[int, ...], torch.dtype]]
+    adapters: Adapters | None
 
 
 def compile_programs(
@@ -108,7 +109,8 @@ def _without_weights(item: Captured, named: dict[str, Tensor]) -> _Sent:
         for name, tensor in item.weights.items()
         if name not in named
     }
-    return _Sent(item.graph, tuple(name for name in item.weights if name in named), constants)
+    weights = tuple(name for name in item.weights if name in named)
+    return _Sent(item.graph, weights, constants, item.adapters)
 
 
 def _whole(sent: _Sent, named: dict[str, Tensor]) -> Captured:
@@ -118,4 +120,4 @@ def _whole(sent: _Sent, named: dict[str, Tensor]) -> Captured:
         if data:
             filled = weights[name].view(-1).view(torch.uint8)
             filled.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    return Captured(sent.graph, weights)
+    return Captured(sent.graph, weights, sent.adapters)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rbln_vllm.lora.config import RBLNLoRAConfig
 from rbln_vllm.optimum.plan import CompilePlan
 
 RECORD = "rbln_config"
@@ -38,6 +39,8 @@ class RecordedConfig:
     kvcache_block_size: int
     decoder_batch_sizes: tuple[int, ...]
     num_devices: int = 1
+    lora_config: RBLNLoRAConfig | None = None
+    """The adapters that are compiled in, with nothing left open."""
 
     def __post_init__(self) -> None:
         if any(not isinstance(getattr(self, name), str) for name in _TEXTS):
@@ -47,7 +50,13 @@ class RecordedConfig:
             raise ValueError(f"{', '.join(_SIZES)} and decoder_batch_sizes are positive numbers")
 
     @classmethod
-    def of(cls, plan: CompilePlan, source: str, dtype: str) -> "RecordedConfig":
+    def of(
+        cls,
+        plan: CompilePlan,
+        source: str,
+        dtype: str,
+        lora_config: RBLNLoRAConfig | None = None,
+    ) -> "RecordedConfig":
         geometry = plan.geometry
         naive = geometry.attention_mode == "naive"
         return cls(
@@ -61,16 +70,27 @@ class RecordedConfig:
             prefill_chunk_size=plan.chunk,
             kvcache_block_size=geometry.block_size,
             decoder_batch_sizes=tuple(sorted(geometry.decode_buckets, reverse=True)),
+            lora_config=lora_config,
         )
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "RecordedConfig":
         """Raises TypeError or ValueError for anything that is not one."""
         sizes = document["decoder_batch_sizes"]
-        return cls(**{**document, "decoder_batch_sizes": tuple(sizes)})
+        lora = document.get("lora_config")
+        try:
+            adapters = None if lora is None else RBLNLoRAConfig.of(lora)
+        except NotImplementedError as error:
+            raise ValueError(str(error)) from error
+        changed = {"decoder_batch_sizes": tuple(sizes), "lora_config": adapters}
+        return cls(**{**document, **changed})
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
+        document = {**asdict(self), "decoder_batch_sizes": list(self.decoder_batch_sizes)}
+        del document["lora_config"]
+        if self.lora_config is not None:
+            document["lora_config"] = self.lora_config.to_json()
+        return document
 
     @property
     def kvcache_partition_len(self) -> int | None:
@@ -80,9 +100,11 @@ class RecordedConfig:
     def compile_command(self, directory: object) -> str:
         """The command that makes ``directory`` anew."""
         sizes = ",".join(map(str, self.decoder_batch_sizes))
+        adapters = "" if self.lora_config is None else f" {self.lora_config.arguments}"
         return (
             f"rbln-vllm compile {self.source} --output {directory} --dtype {self.dtype} "
             f"--batch-size {self.batch_size} --max-seq-len {self.max_seq_len} "
             f"--prefill-chunk-size {self.prefill_chunk_size} "
-            f"--kvcache-block-size {self.kvcache_block_size} --decoder-batch-sizes {sizes}"
+            f"--kvcache-block-size {self.kvcache_block_size} "
+            f"--decoder-batch-sizes {sizes}{adapters}"
         )

@@ -105,6 +105,13 @@ def check_same(
         given["dtype"] = str(dtype).removeprefix("torch.")
     if (sizes := given.get("decoder_batch_sizes")) is not None:
         given["decoder_batch_sizes"] = tuple(sorted({*sizes, recorded.batch_size}, reverse=True))
+    adapters, theirs = given.pop("lora_config", None), recorded.lora_config
+    if adapters is not None and (theirs is None or not adapters.is_of(theirs)):
+        names = "none" if theirs is None else f"{', '.join(theirs.names)} by their order"
+        raise ValueError(
+            f"lora_config is not that of the compiled model, whose adapters are {names}: leave it "
+            "out, or compile the original anew"
+        )
     for name, value in given.items():
         ours = getattr(recorded, name)
         if value is not None and value != ours:

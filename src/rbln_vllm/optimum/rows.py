@@ -81,16 +81,25 @@ class RowsRunner:
         self._table = geometry.table
         self._model = ProgramModel(geometry, AvailablePrograms(executable))
         self._bound: RowsCache | None = None
+        self._adapters_B: Integers | None = None
 
-    def run(self, cache: RowsCache, ids_BS: Integers, present_BS: Flags) -> Tensor:
+    def run(
+        self,
+        cache: RowsCache,
+        ids_BS: Integers,
+        present_BS: Flags,
+        adapters_B: Integers | None = None,
+    ) -> Tensor:
         """Append tokens to every sequence; logits ``[B, vocabulary]`` of the last one of each.
 
-        ``present_BS`` is False where a column is padding. ValueError for a row without a token and
-        for sequences that outgrow the cache.
+        ``present_BS`` is False where a column is padding, ``adapters_B`` the slot of each
+        sequence's adapter. ValueError for a row without a token and for sequences that outgrow the
+        cache.
         """
         counts_B = present_BS.sum(axis=1)
         self._check(cache, counts_B)
         self._bind(cache)
+        self._adapters_B = adapters_B
         if counts_B.max() == 1 and len(counts_B) <= self._table.decode_buckets[-1]:
             hidden_BH = self._decode(cache, ids_BS[present_BS])
         else:
@@ -145,7 +154,9 @@ class RowsRunner:
         counts_B = np.full(len(rows), len(ids_N) // len(rows))
         owners_N = np.repeat(np.arange(len(rows)), counts_B)
         slots_N = slots_of(blocks_BT, owners_N, positions_N, self._geometry.block_size)
-        return StepInputs(ids_N, positions_N, slots_N, counts_B, blocks_BT)
+        adapters_B = self._adapters_B
+        adapters_N = None if adapters_B is None else adapters_B[rows[owners_N]]
+        return StepInputs(ids_N, positions_N, slots_N, counts_B, blocks_BT, adapters_N)
 
 
 def _chunks(ids_N: Integers, size: int) -> Iterator[tuple[int, Integers]]:

@@ -3,7 +3,7 @@
 
 from logging import Logger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.devices import DeviceProfile
@@ -24,6 +24,7 @@ ARGUMENTS = {
     "dtype": "dtype",
 }
 """Engine arguments, and the recorded values that take their place."""
+_USED = "the compiled model's value is used"
 
 
 def take_over(
@@ -33,7 +34,8 @@ def take_over(
 
     Every value that changes is logged. Returns the options with the directory in them, and
     ``config`` itself for any other model. ValueError for a directory that cannot be served, for
-    a chunk it was not compiled for, and for overrides of the model's configuration.
+    a chunk it was not compiled for, and for overrides of the model's configuration; RuntimeError
+    unless ``--enable-lora`` is given where adapters are compiled in, and nowhere else.
     """
     if not is_compiled_directory(args.model):
         return config
@@ -43,6 +45,7 @@ def take_over(
     _check_unchangeable(args, found)
     for name, recorded in ARGUMENTS.items():
         _set(args, name, getattr(found.config, recorded), logger)
+    _take_over_adapters(args, found, logger)
     args.max_num_batched_tokens = found.config.prefill_chunk_size
     return config.model_copy(
         update={
@@ -70,12 +73,61 @@ def _set(args: "EngineArgs", name: str, value: Any, logger: Logger) -> None:
     given = getattr(args, name)
     if given not in (None, "auto") and str(given).removeprefix("torch.") != str(value):
         logger.info(
-            "--%s is %s in the compiled model, not %s: the compiled model's value is used",
+            "--%s is %s in the compiled model, not %s: %s",
             name.replace("_", "-"),
             value,
             given,
+            _USED,
         )
     setattr(args, name, value)
+
+
+def _take_over_adapters(args: "EngineArgs", found: CompiledDirectory, logger: Logger) -> None:
+    # vLLM's command line leaves None where the flag is not given.
+    if bool(args.enable_lora) != (found.adapters is not None):
+        raise RuntimeError(_other_adapters(found))
+    if found.adapters is None:
+        return
+    from vllm.engine.arg_utils import EngineArgs
+
+    shape, defaults = found.adapters.adapters, EngineArgs.__dataclass_fields__
+    for name, value in (
+        ("max_loras", shape.slots),
+        ("max_lora_rank", upstream_rank(shape.rank)),
+        ("lora_target_modules", None),
+    ):
+        given = getattr(args, name)
+        if given not in (value, defaults[name].default):
+            flag = f"--{name.replace('_', '-')}"
+            logger.info("%s is %s in the compiled model, not %s: %s", flag, value, given, _USED)
+        setattr(args, name, value)
+
+
+def _other_adapters(found: CompiledDirectory) -> str:
+    if found.adapters is None:
+        return (
+            f"--enable-lora, but {found.path} was compiled without adapters: leave it out, compile "
+            f"them in ({found.compile_command} --lora-modules NAME=PATH), or serve the model that "
+            "it was compiled from"
+        )
+    names = ", ".join(found.adapters.ids)
+    return (
+        f"{found.path} was compiled with the adapters {names}: give --enable-lora, and for each "
+        f"that is asked for by name --lora-modules NAME={found.path}"
+    )
+
+
+def upstream_rank(rank: int) -> int:
+    """The least of the ranks that vLLM has which holds ``rank``; ValueError for one above all."""
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = [int(known) for known in get_args(MaxLoRARanks) if known >= rank]
+    if not ranks:
+        raise ValueError(
+            f"adapters of rank {rank} are compiled in, and vLLM has none above "
+            f"{max(get_args(MaxLoRARanks))}: compile the model with a smaller max_lora_rank"
+        )
+    return min(ranks)
 
 
 def _overrides(

@@ -14,6 +14,7 @@ from vllm.logger import init_logger
 from rbln_vllm import envs
 from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.lora.shape import AdapterShape, modules_from_json, modules_to_json
+from rbln_vllm.lora.stored import StoredAdapters
 from rbln_vllm.metrics.counters import ProgramCounters
 from rbln_vllm.models.content import cache_key
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
@@ -92,6 +93,8 @@ class ProgramStore:
         self._adapter_shape = AdapterShape.of(vllm_config)
         self.adapters: Adapters | None = None
         """The linears that have adapters; None without ``--enable-lora``."""
+        self.stored_adapters: StoredAdapters | None = None
+        """The adapters of a compiled directory."""
 
     def prepare(self) -> None:
         """Make every program of the table available, as far as the policy says.
@@ -162,18 +165,14 @@ class ProgramStore:
     def _open_compiled(self, path: Path, wanted: Sequence[ProgramKey]) -> None:
         """A compiled directory: all that will ever run.
 
-        ValueError for one that is damaged or lacks a program, RuntimeError with ``--enable-lora``:
-        it has no adapters.
+        ValueError for one that is damaged or lacks a program.
         """
-        if self._adapter_shape is not None:
-            raise RuntimeError(
-                f"--enable-lora, but {path} was compiled without adapters: leave it out, or serve "
-                "the model that it was compiled from"
-            )
         found = CompiledDirectory.read(path, self._toolchain)
         found.verify(self._cache.digest)
         found.check_programs([key.name for key in wanted])
         self.kv_layers, self._artifact = found.kv_layers, found.artifact
+        self.stored_adapters = found.adapters
+        self.adapters = None if found.adapters is None else found.adapters.adapters
         self.executable.add_artifact(found.artifact)
 
     def _open_entry(self) -> None:

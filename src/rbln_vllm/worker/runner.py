@@ -116,7 +116,9 @@ class ProgramRunner(CPUModelRunner):
             return
         slots = AdapterSlots(self._store.adapters)
         self._store.executable.bind(slots.inputs)
-        self.lora_manager = ProgramLoRAManager(self.vllm_config, self.device, slots)
+        stored = self._store.stored_adapters
+        self.lora_manager = ProgramLoRAManager(self.vllm_config, self.device, slots, stored)
+        self.lora_manager.load_stored()
 
     def _make_model(self) -> ProgramModel:
         return ProgramModel(self._geometry, self._store)
