@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architectures.md"
 IMPLEMENTATIONS = ("transformers", "vllm")
+MEASURED = (4, 5)
+"""The columns of the implementations."""
 NOT_THERE = "no: pooling models are the transformers implementation's"
 FORWARD = ("prefill", "decode", "encoder")
 ATTENTION = {"rbln::paged_attention", "rbln::encoder_attention"}
@@ -72,17 +74,27 @@ def main() -> None:
         return
     from rbln_vllm.models.architectures import Task, built
 
-    shares = {
-        (name, impl): measured_apart(name, impl)
+    cells = {
+        (name, impl): measured_apart(name, impl).text()
         for name in built()
         for impl in IMPLEMENTATIONS
         if impl == "transformers" or name in built(Task.GENERATE)
     }
-    PAGE.write_text(render(shares))
+    PAGE.write_text(render(cells))
 
 
-def render(shares: Mapping[tuple[str, str], Share]) -> str:
-    """The page, given the shares by architecture and implementation."""
+def measured_cells(page: str) -> dict[tuple[str, str], str]:
+    """What a page says was measured, by architecture and implementation."""
+    rows = [line.strip("|").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return {
+        (row[0].strip(), impl): row[column].strip()
+        for row in rows[1:]
+        for impl, column in zip(IMPLEMENTATIONS, MEASURED, strict=True)
+    }
+
+
+def render(cells: Mapping[tuple[str, str], str]) -> str:
+    """The page, given what was measured by architecture and implementation."""
     from rbln_vllm.models.architectures import ARCHITECTURES
 
     lines = [
@@ -91,12 +103,11 @@ def render(shares: Mapping[tuple[str, str], Share]) -> str:
     ]
     for row in ARCHITECTURES.values():
         devices = ", ".join(sorted(map(str, row.devices)))
-        cells = [f"no: {row.refusal}", "as vLLM has it"]
+        measured = [f"no: {row.refusal}", "as vLLM has it"]
         if row.is_built:
-            found = [shares.get((row.name, impl)) for impl in IMPLEMENTATIONS]
-            cells = [NOT_THERE if share is None else share.text() for share in found]
+            measured = [cells.get((row.name, impl), NOT_THERE) for impl in IMPLEMENTATIONS]
         tasks = ", ".join(sorted(map(str, row.tasks)))
-        fields = (row.name, f"`{row.class_name}`", tasks, devices, *cells, row.notes)
+        fields = (row.name, f"`{row.class_name}`", tasks, devices, *measured, row.notes)
         lines.append(f"| {' | '.join(fields)} |")
     return INTRO + "\n" + "\n".join(lines) + "\n"
 
@@ -130,7 +141,7 @@ def measure(name: str, implementation: str) -> Share:
             "HF_HUB_OFFLINE": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
         }
-        return _share(_reports(directory, implementation))
+        return share_of(_reports(directory, implementation))
 
 
 def _reports(directory: Path, implementation: str) -> list[Any]:
@@ -153,7 +164,8 @@ def _reports(directory: Path, implementation: str) -> list[Any]:
     return [report for key, report in found.items() if key.startswith(FORWARD)]
 
 
-def _share(reports: list[Any]) -> Share:
+def share_of(reports: Sequence[Any]) -> Share:
+    """How much of these programs is native."""
     fallbacks = {item.operator for report in reports for item in report.fallbacks}
     return Share(
         flops=sum(r.native_flops for r in reports) / sum(r.flops for r in reports),

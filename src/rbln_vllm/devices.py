@@ -163,6 +163,16 @@ class DeviceProfile:
                 f"--block-size {block_size}, and twice as long at least"
             )
 
+    def check_window(self, window: int, chunk: int) -> None:
+        """Raises ValueError for a sliding window that does not fit beside a prefill chunk."""
+        limit = self.max_sliding_window
+        if limit is not None and window > limit - chunk:
+            raise ValueError(
+                f"{self.family}: a sliding window of {window} tokens is longer than {limit} less "
+                f"the prefill chunk of {chunk}: give a smaller --max-num-batched-tokens "
+                "(prefill_chunk_size), or use a model with a smaller window"
+            )
+
     def check_num_blocks(self, num_blocks: int) -> None:
         """Raises ValueError if the ids of `num_blocks` blocks do not fit the device's kernels."""
         if self.max_block_id is not None and num_blocks - 1 > self.max_block_id:

@@ -41,9 +41,10 @@ def prepare(args: "EngineArgs") -> None:
     args.model_impl = "auto"  # upstream's "transformers" is another backend than ours
     args.additional_config = resolve_config(args.additional_config, decision.impl, profile)
     _check_raw(args)
-    encoder = decision.impl == "transformers" and prepare_encoder(args, architectures_of(args))
+    encoder = False
     if isinstance(args.additional_config, OptimumRBLNConfig):
         args.additional_config = take_over(args, args.additional_config, profile, logger)
+        encoder = prepare_encoder(args, architectures_of(args))
         apply_overrides(args, CompileOverrides.of(args.additional_config.optimum_overrides))
     _fill_defaults(args, profile, encoder=encoder)
 

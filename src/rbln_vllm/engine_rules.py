@@ -16,7 +16,7 @@ from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR as LMCACHE
 from rbln_vllm.distributed.kv_transfer.lmcache.rules import settle_lmcache
 from rbln_vllm.distributed.kv_transfer.offload.settle import CONNECTOR, settle_offload
 from rbln_vllm.engine_args import NO_CHUNKED_PREFILL
-from rbln_vllm.geometry import geometry_of, options_of
+from rbln_vllm.geometry import geometry_of, options_of, takes_embeds
 from rbln_vllm.models import mxfp4
 from rbln_vllm.models.architectures import Task, check_architecture
 from rbln_vllm.models.select import implementation_of
@@ -101,6 +101,26 @@ REFUSALS = (
     ),
 )
 
+EMBEDS_REFUSALS = (
+    Refusal(
+        "Embeddings as inputs (--enable-prompt-embeds, use_inputs_embeds) are built for the "
+        "transformers implementation alone: leave them out, or --model-impl vllm.",
+        lambda c: implementation_of(c) != "transformers",
+    ),
+    Refusal(
+        "A pooling model takes no embeddings as inputs: leave out --enable-prompt-embeds and "
+        "use_inputs_embeds.",
+        lambda c: is_pooling(c.model_config),
+    ),
+    Refusal(
+        "Embeddings as inputs are not supported with speculative decoding or adapters yet: leave "
+        "out --enable-prompt-embeds and use_inputs_embeds, or --speculative-config and "
+        "--enable-lora.",
+        lambda c: c.speculative_config is not None or c.lora_config is not None,
+    ),
+)
+"""Of configurations whose programs take embeddings."""
+
 MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
     (
         "--enforce-eager has nothing to turn off here: every step runs a compiled program. "
@@ -117,11 +137,6 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
     (
         "Models with recurrent or linear-attention state are not built yet.",
         lambda m: m.has_inner_state or m.is_hybrid or m.is_attention_free,
-    ),
-    (
-        "Prompt embeddings are not built yet: programs take token ids. "
-        "Leave out --enable-prompt-embeds.",
-        lambda m: m.enable_prompt_embeds,
     ),
     ("Sleep mode is not built yet: leave out --enable-sleep-mode.", lambda m: m.enable_sleep_mode),
     (
@@ -143,7 +158,8 @@ def refuse_unbuilt(config: "VllmConfig") -> None:
         raise ValueError(text)
     settle_offload(config)
     settle_lmcache(config)
-    for refusal in REFUSALS:
+    embeds = EMBEDS_REFUSALS if takes_embeds(config) else ()
+    for refusal in (*REFUSALS, *embeds):
         if refusal.applies(config):
             raise ValueError(refusal.text)
     settle_speculation(config)

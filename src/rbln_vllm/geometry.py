@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rbln_vllm import envs
 from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
+from rbln_vllm.config.overrides import CompileOverrides
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.draft_models import drafter_shape
 from rbln_vllm.pooling import Pooling, pooling_of
@@ -22,7 +23,8 @@ class Geometry:
 
     ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes,
     ``decode_queries`` the lengths of a decode row, ``drafter`` the sizes of a model that drafts.
-    ``pooling`` is None for a model that generates text.
+    ``pooling`` is None for a model that generates text. ``takes_embeds``: its programs take
+    embeddings, which others look up for tokens.
     """
 
     profile: DeviceProfile
@@ -34,6 +36,7 @@ class Geometry:
     decode_queries: tuple[int, ...] = (1,)
     drafter: DrafterShape | None = None
     pooling: Pooling | None = None
+    takes_embeds: bool = False
 
     def __post_init__(self) -> None:
         if min(self.chunk, self.block_size, self.max_model_len, self.max_num_seqs) < 1:
@@ -60,7 +63,7 @@ class Geometry:
             self.decode_queries,
         )
         if self.pooling is None:
-            return ProgramTable(*sizes, drafter=self.drafter)
+            return ProgramTable(*sizes, drafter=self.drafter, takes_embeds=self.takes_embeds)
         head = self.pooling.has_head
         if not self.pooling.is_encoder:
             return PoolingTable(*sizes, has_head=head)
@@ -99,7 +102,19 @@ def geometry_of(vllm_config: "VllmConfig") -> Geometry:
         decode_queries=decode_queries(vllm_config),
         drafter=drafter_shape(vllm_config),
         pooling=pooling_of(vllm_config),
+        takes_embeds=takes_embeds(vllm_config),
     )
+
+
+def takes_embeds(vllm_config: "VllmConfig") -> bool:
+    """Whether programs take embeddings: for ``--enable-prompt-embeds``, or as the transformers
+    implementation was told to compile them."""
+    if vllm_config.model_config.enable_prompt_embeds:
+        return True
+    options = options_of(vllm_config)
+    if not isinstance(options, OptimumRBLNConfig):
+        return False
+    return bool(CompileOverrides.of(options.optimum_overrides).use_inputs_embeds)
 
 
 def decode_queries(vllm_config: "VllmConfig") -> tuple[int, ...]:

@@ -2,12 +2,16 @@
 """What a configuration of a pooling model (embed, classify, score) asks of programs and steps."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rbln_vllm.models.architectures import ARCHITECTURES, Task
+from rbln_vllm.models.architectures import ARCHITECTURES, Architecture
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+
+ENCODER_STEP_TOKENS = 1024
+"""Tokens of a step, unless a sequence may be longer. More would only be slower to answer: from a
+few hundred on, weights are read often enough to be free."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,13 @@ class Pooling:
         if self.step_tokens < 1:
             raise ValueError(f"a step needs a token: {self}")
 
+    @classmethod
+    def compiled(cls, row: Architecture, step_tokens: int) -> "Pooling | None":
+        """Of a model that is compiled ahead of time; None for one that generates text."""
+        if not row.only_pools:
+            return None
+        return cls(row.encoder, row.classifies, step_tokens)
+
 
 def is_pooling(model: "ModelConfig") -> bool:
     """Whether the model pools hidden states in place of generating text."""
@@ -37,7 +48,7 @@ def is_encoder_only(model: "ModelConfig") -> bool:
 def classifies(model: "ModelConfig") -> bool:
     """Whether its architecture ends in a classifier."""
     rows = (ARCHITECTURES[name] for name in model.architectures if name in ARCHITECTURES)
-    return any(Task.CLASSIFY in row.tasks for row in rows)
+    return any(row.classifies for row in rows)
 
 
 def pooling_of(vllm_config: "VllmConfig") -> Pooling | None:
@@ -51,3 +62,18 @@ def pooling_of(vllm_config: "VllmConfig") -> Pooling | None:
         has_head=classifies(model),
         step_tokens=min(int(limit) for limit in limits if limit),
     )
+
+
+def positions_of(config: Any) -> int | None:
+    """Positions that tokens of a RoBERTa can have, by its configuration; None for other models.
+
+    Its table begins with rows for padding, that of the padding id the last of them.
+    """
+    if getattr(config, "model_type", None) not in ("roberta", "xlm-roberta"):
+        return None
+    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+
+
+def encoder_step_tokens(max_model_len: int, max_num_seqs: int) -> int:
+    """Tokens of an encoder's step where nobody says how many."""
+    return max(max_model_len, max_num_seqs, ENCODER_STEP_TOKENS)

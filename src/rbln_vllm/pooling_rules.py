@@ -8,18 +8,14 @@ from vllm.logger import init_logger
 
 from rbln_vllm.models.architectures import POOLING_TASKS, built, is_encoder
 from rbln_vllm.models.select import implementation_of
-from rbln_vllm.pooling import is_encoder_only, is_pooling
+from rbln_vllm.pooling import encoder_step_tokens, is_encoder_only, is_pooling, positions_of
 from rbln_vllm.reranker import answer_ids, check_overrides, is_original_reranker
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 logger = init_logger("vllm.rbln.pooling")
-
-ENCODER_STEP_TOKENS = 1024
-"""Tokens of a step, unless a sequence may be longer. More would only be slower to answer: from a
-few hundred on, weights are read often enough to be free."""
 
 
 def prepare_encoder(args: "EngineArgs", architectures: Collection[str]) -> bool:
@@ -80,7 +76,7 @@ def settle_pooling(config: "VllmConfig") -> None:
         return
     _settle_length(config)
     if scheduler.max_num_scheduled_tokens is None:
-        most = max(model.max_model_len, scheduler.max_num_seqs, ENCODER_STEP_TOKENS)
+        most = encoder_step_tokens(model.max_model_len, scheduler.max_num_seqs)
         scheduler.max_num_scheduled_tokens = min(scheduler.max_num_batched_tokens, most)
     if scheduler.max_num_scheduled_tokens < model.max_model_len:
         raise ValueError(
@@ -92,7 +88,7 @@ def settle_pooling(config: "VllmConfig") -> None:
 def _settle_length(config: "VllmConfig") -> None:
     """RoBERTa's position table begins with rows that no token has: sequences are shorter."""
     model = config.model_config
-    most = positions_of(model)
+    most = positions_of(model.hf_config)
     if most is None or model.max_model_len <= most:
         return
     if model.original_max_model_len is not None:
@@ -103,11 +99,3 @@ def _settle_length(config: "VllmConfig") -> None:
         )
     logger.info_once("The longest sequence of this model has %d tokens", most)
     model.max_model_len = most
-
-
-def positions_of(model: "ModelConfig") -> int | None:
-    """Positions that tokens of a RoBERTa can have; None for other models."""
-    config = model.hf_config
-    if config.model_type not in ("roberta", "xlm-roberta"):
-        return None
-    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1

@@ -21,6 +21,8 @@ class Role(StrEnum):
     """Hidden states of one new token for each of B sequences, and of the drafts after it."""
     LOGITS = "logits"
     """Logits of B rows of hidden states."""
+    EMBED = "embed"
+    """Embeddings of B token ids, where the others take embeddings."""
     SAMPLER = "sampler"
     """The next tokens of B rows of logits, of what a bitmask allows; masks the logits in place."""
     DRAW = "draw"
@@ -92,7 +94,8 @@ class ProgramTable:
     ``chunk`` is the prefill length C, ``decode_buckets`` the compiled decode batch sizes in
     ascending order (the last is the largest batch), ``num_blocks_per_seq`` the width T of the
     block table, ``block_size`` in tokens. ``decode_queries`` are the lengths of a decode row, in
-    ascending order: 1, and with drafts one more than there can be of them.
+    ascending order: 1, and with drafts one more than there can be of them. ``takes_embeds``:
+    prefill and decode programs take embeddings in place of token ids.
     """
 
     chunk: int
@@ -101,6 +104,7 @@ class ProgramTable:
     num_blocks_per_seq: int
     decode_queries: tuple[int, ...] = (1,)
     drafter: DrafterShape | None = None
+    takes_embeds: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk < 1 or self.block_size < 1 or self.num_blocks_per_seq < 1:
@@ -164,10 +168,19 @@ class ProgramTable:
         """It also takes rows that read on but get no drafts. ValueError without a drafter."""
         return ProgramKey(Role.DRAFT_PREFILL, 1, max(self.chunk, self._drafter().query))
 
+    @cached_property
+    def embeds(self) -> tuple[ProgramKey, ...]:
+        """As many rows as there are tokens in a prefill or decode program."""
+        if not self.takes_embeds:
+            return ()
+        sizes = {key.num_tokens for key in (self.prefill, *self.decodes)}
+        return tuple(ProgramKey(Role.EMBED, rows) for rows in sorted(sizes))
+
     @property
     def programs(self) -> tuple[ProgramKey, ...]:
         """All of them, in the order they are compiled."""
-        return (self.prefill, *self.decodes, *self.logits, *self.samplers, *self.drafts)
+        forward = (self.prefill, *self.decodes, *self.embeds)
+        return (*forward, *self.logits, *self.samplers, *self.drafts)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -180,6 +193,11 @@ class ProgramTable:
             raise ValueError(f"no decode row has {query} tokens: rows have {self.decode_queries}")
         fitting = next(known for known in self.decode_queries if known >= query)
         return ProgramKey(Role.DECODE, bucket_for(batch, self.decode_buckets), fitting)
+
+    def embed_for(self, rows: int) -> ProgramKey:
+        """The smallest of at least ``rows`` rows; ValueError when none is."""
+        buckets = tuple(key.batch for key in self.embeds)
+        return ProgramKey(Role.EMBED, bucket_for(rows, buckets))
 
     def logits_for(self, rows: int) -> ProgramKey:
         """The smallest logits program of at least ``rows`` rows, or else the widest there is

@@ -52,14 +52,19 @@ def answer_ids(model: "ModelConfig") -> tuple[int, int]:
     """
     from vllm.tokenizers import get_tokenizer
 
-    tokens = getattr(model.hf_config, TOKENS, None)
-    _check_two(tokens)
     tokenizer: Any = get_tokenizer(
         model.tokenizer,
         revision=model.tokenizer_revision,
         tokenizer_mode=model.tokenizer_mode,
         trust_remote_code=model.trust_remote_code,
     )
+    return ids_of_answers(model.hf_config, tokenizer)
+
+
+def ids_of_answers(config: Any, tokenizer: Any) -> tuple[int, int]:
+    """As :func:`answer_ids`, of a Hugging Face configuration and tokenizer."""
+    tokens = getattr(config, TOKENS, None)
+    _check_two(tokens)
     ids = [tokenizer.encode(str(token), add_special_tokens=False) for token in tokens or ()]
     for token, found in zip(tokens or (), ids, strict=True):
         if len(found) != 1:

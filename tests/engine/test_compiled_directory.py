@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 import transformers
 from vllm.engine.arg_utils import EngineArgs
 
@@ -26,11 +27,12 @@ from tests.engine.engines import (
     generate,
     greedy,
     prompt,
+    recorded_steps,
     report,
     runner_of,
     running_engine,
 )
-from tests.oracle import hf_greedy
+from tests.oracle import hf_greedy, load_model
 
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 200)
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
@@ -196,3 +198,60 @@ def test_compiling_again_replaces_it(compiled: Path, tiny_llama_dir: Path, capsy
         assert (geometry.attention_mode, geometry.num_blocks_per_seq) == ("naive", 1)
         found = all_tokens(generate(llm, [PROMPTS[1]], greedy(12)))
     assert found == [hf_greedy(tiny_llama_dir, [PROMPTS[1]], 12, ignore_eos=True)[0].token_ids]
+
+
+NGRAM: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+
+
+def test_drafts_are_verified_by_what_was_compiled(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """A pattern that a prompt repeats is drafted; without drafts the same directory serves too."""
+    target = tmp_path / "model"
+    more = ["--speculative-config", json.dumps(NGRAM)]
+    assert main(["compile", str(tiny_llama_dir), "-o", str(target), *SIZES, *more]) == 0
+    texts = [prompt(7, seed=2) * 5, prompt(CHUNK + 1, seed=3)]
+    theirs = [item.token_ids for item in hf_greedy(tiny_llama_dir, texts, 24, ignore_eos=True)]
+    with running_engine(target, **UNSAID, speculative_config=NGRAM) as llm:
+        with recorded_steps(llm) as steps:
+            assert all_tokens(generate(llm, texts, greedy(24))) == theirs
+        assert any(step.forward.endswith("_q4") for step in steps)
+        assert report(llm)["compiled_after_ready"] == 0
+    with running_engine(target, **UNSAID) as llm:
+        assert all_tokens(generate(llm, texts, greedy(4))) == [each[:4] for each in theirs]
+    with (
+        pytest.raises(ValueError, match="was compiled for 3 drafts, not for 2"),
+        running_engine(target, **UNSAID, speculative_config={**NGRAM, "num_speculative_tokens": 2}),
+    ):
+        pass
+
+
+def test_prompts_may_be_embeddings(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """In chunks, beside prompts of tokens, and again from the prefix cache."""
+    target = tmp_path / "model"
+    arguments = ["compile", str(tiny_llama_dir), "-o", str(target), *SIZES, "--use-inputs-embeds"]
+    assert main(arguments) == 0
+    table_VE = load_model(tiny_llama_dir, torch.float32).get_input_embeddings().weight.detach()
+    expected = hf_greedy(tiny_llama_dir, PROMPTS, 12, ignore_eos=True)
+    mixed: list[Any] = [
+        {"prompt_embeds": table_VE[tokens]} if place % 2 == 0 else {"prompt_token_ids": tokens}
+        for place, tokens in enumerate(PROMPTS)
+    ]
+    with running_engine(target, **UNSAID, enable_prompt_embeds=True) as llm:
+        for _ in range(2):
+            outputs = llm.generate(mixed, greedy(12), use_tqdm=False)
+            assert all_tokens(outputs) == [item.token_ids for item in expected]
+        other = [{"prompt_embeds": table_VE[PROMPTS[-2]] + 0.5}]
+        assert all_tokens(llm.generate(other, greedy(12), use_tqdm=False)) != [
+            expected[-2].token_ids
+        ]
+        assert report(llm)["compiled_after_ready"] == 0
+    with running_engine(target, **UNSAID) as llm:
+        assert all_tokens(generate(llm, PROMPTS[:1], greedy(12))) == [expected[0].token_ids]
+    by_name = {"model_impl": "transformers", "enable_prompt_embeds": True}
+    with running_engine(tiny_llama_dir, **by_name) as llm:
+        outputs = llm.generate(mixed[:3], greedy(12), use_tqdm=False)
+        assert all_tokens(outputs) == [item.token_ids for item in expected[:3]]

@@ -179,6 +179,13 @@ def test_without_runtimes_it_is_saved_and_not_run(tiny_llama_dir: Path, tmp_path
     assert loaded.generate(torch.tensor([[5]]), max_new_tokens=1).shape == (1, 2)
 
 
+def test_a_model_in_memory_is_compiled(reference: Any, tmp_path: Path) -> None:
+    made = RBLNLlamaForCausalLM.from_model(reference, model_save_dir=tmp_path / "kept", **SIZES)
+    ids, wanted = torch.tensor([prompt(CHUNK + 1)]), {"max_new_tokens": 4, "do_sample": False}
+    torch.testing.assert_close(made.generate(ids, **wanted), reference.generate(ids, **wanted))
+    assert (tmp_path / "kept" / "rbln_config.json").is_file()
+
+
 def test_keywords_of_hugging_face(tiny_llama_dir: Path) -> None:
     small = RBLNAutoModelForCausalLM.from_pretrained(
         tiny_llama_dir, num_hidden_layers=1, rbln_create_runtimes=False
@@ -195,3 +202,46 @@ def test_smollm2_generates_as_hugging_face(smollm2_dir: Path) -> None:
     ids, mask = left_padded([prompt(5), prompt(CHUNK + 1)])
     wanted = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
     torch.testing.assert_close(model.generate(ids, **wanted), theirs.generate(ids, **wanted))
+
+
+class TestEmbeddings:
+    """A model that takes embeddings generates from them, and from tokens, as Hugging Face does."""
+
+    @pytest.fixture(scope="class", params=["LlamaForCausalLM", "GemmaForCausalLM"])
+    def pair(self, request: pytest.FixtureRequest, tiny_model_dir: Callable[..., Path]) -> Any:
+        """Gemma scales its embeddings."""
+        directory = tiny_model_dir(request.param)
+        model = RBLNAutoModelForCausalLM.from_pretrained(
+            directory, rbln_use_inputs_embeds=True, **SIZES
+        )
+        return model, hugging_face(directory)
+
+    @pytest.mark.parametrize("length", [1, CHUNK - 1, CHUNK + 1])
+    def test_equal_hugging_face(self, pair: Any, length: int) -> None:
+        model, reference = pair
+        ids = torch.tensor([prompt(length), prompt(length, seed=1)])
+        embeds = reference.get_input_embeddings()(ids).detach()
+        torch.testing.assert_close(model.get_input_embeddings()(ids), embeds)
+        changed = embeds + 0.1 * torch.randn(embeds.shape, generator=torch.manual_seed(3))
+        wanted = {"max_new_tokens": 6, "do_sample": False}
+        ours = model.generate(inputs_embeds=changed, **wanted)
+        torch.testing.assert_close(ours, reference.generate(inputs_embeds=changed, **wanted))
+        torch.testing.assert_close(model.generate(ids, **wanted), reference.generate(ids, **wanted))
+
+    def test_padding_on_the_left(self, pair: Any) -> None:
+        model, reference = pair
+        ids, mask = left_padded([prompt(5), prompt(CHUNK + 1)])
+        embeds = reference.get_input_embeddings()(ids).detach()
+        wanted = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+        ours = model.generate(inputs_embeds=embeds, **wanted)
+        torch.testing.assert_close(ours, reference.generate(inputs_embeds=embeds, **wanted))
+
+    def test_one_of_tokens_or_embeddings(self, pair: Any, model: Any) -> None:
+        ids = torch.tensor([prompt(4)])
+        for both in ({}, {"input_ids": ids, "inputs_embeds": torch.zeros(1, 4, 64)}):
+            with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
+                pair[0](**both)
+        with pytest.raises(ValueError, match="compile it with use_inputs_embeds"):
+            model.generate(inputs_embeds=torch.zeros(1, 4, 64), max_new_tokens=1)
+        with pytest.raises(ValueError, match="compile it with use_inputs_embeds"):
+            model.get_input_embeddings()

@@ -16,6 +16,7 @@ from vllm import LLM, RequestOutput
 from rbln_vllm.models.architectures import Task, built
 from rbln_vllm.models.transformers.source import ModelSource
 from rbln_vllm.toolchain import host_toolchain
+from scripts.architecture_table import FORWARD, PAGE, measured_cells, share_of
 from tests.engine.bf16_rule import check_bf16
 from tests.engine.engines import (
     BLOCK,
@@ -86,6 +87,7 @@ def test_equals_hugging_face(tiny_model_dir: Callable[..., Path], case: Case) ->
         (scored,) = generate(llm, [prompt(SCORED)], greedy(1, prompt_logprobs=20))
         assert report(llm)["compiled_after_ready"] == 0
         check_native(llm)
+        check_page(llm, case.name, "transformers")
     assert cold == expected
     assert warm == expected
     check_scores(directory, scored)
@@ -101,6 +103,15 @@ def check_native(llm: LLM) -> None:
         assert found.flops or name.startswith(("sampler", "draw")), name
         assert found.native_flops == found.flops, name
         assert "rbln::paged_attention" not in {item.operator for item in found.fallbacks}, name
+
+
+def check_page(llm: LLM, name: str, implementation: str) -> None:
+    """docs/architectures.md says how much of these programs is native."""
+    artifact = runner_of(llm)._store._artifact
+    assert artifact is not None
+    reports = host_toolchain().explain(artifact).items()
+    found = share_of([report for key, report in reports if key.startswith(FORWARD)])
+    assert measured_cells(PAGE.read_text())[name, implementation] == found.text()
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rbln_vllm.cli.main import main
 from tests.pooling_models import embedding, label_logits, pair_tokenizer, pooling_model_dir
 from tests.server.live import MODEL, LiveServer, prompt, running_server, serve_arguments
 
@@ -40,7 +41,13 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    with serve(SCORER, tmp_path_factory, num_labels=1) as server:
+    """Compiled ahead of time: the directory says all that there is to say."""
+    root = tmp_path_factory.mktemp("compiled")
+    model, sizes = str(pooling_model_dir(SCORER, num_labels=1)), ["--max-model-len", str(MAX_LEN)]
+    sizes += ["--max-num-seqs", "4", "--max-num-batched-tokens", "128"]
+    assert main(["compile", model, "--output", str(root / "model"), *sizes]) == 0
+    arguments = [str(root / "model"), "--served-model-name", MODEL]
+    with running_server(arguments, root / "log") as server:
         yield server
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+from transformers import BertConfig, LlamaConfig
 
 from rbln_vllm.cli.main import main
 from rbln_vllm.optimum.compiling import CompileJob
@@ -57,6 +57,8 @@ def test_a_dry_run_shows_programs_and_memory(model: Path, capsys: Any) -> None:
         "kvcache_block_size": 8_192,
         "decoder_batch_sizes": [2, 1],
         "num_devices": 1,
+        "num_speculative_tokens": 0,
+        "use_inputs_embeds": False,
     }
     assert {"prefill_b1_q512", "decode_b1_q1", "decode_b2_q1"} <= set(facts["programs"])
     assert facts["refusals"] == []
@@ -97,6 +99,31 @@ def test_a_dry_run_says_what_the_device_refuses(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("npu", "window", "refused"),
+    [
+        ("RBLN-CA25", 32_768 - 128, False),
+        ("RBLN-CA25", 32_768 - 127, True),
+        ("RBLN-CR03", 32_767 - 512, False),
+        ("RBLN-CR03", 32_767 - 511, True),
+        ("HOST", 60_000, False),
+    ],
+)
+def test_a_window_must_fit_beside_a_chunk(
+    model: Path, capsys: Any, npu: str, window: int, refused: bool
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    mistral = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    (model / "config.json").write_text(json.dumps({**config, **mistral, "sliding_window": window}))
+    assert dry_run(model, npu=npu) == (2 if refused else 0)
+    words = f"a sliding window of {window} tokens is longer than"
+    assert (words in capsys.readouterr().err) is refused
+    if refused:
+        assert main(["compile", str(model), "-o", str(model.parent / "x"), "--npu", npu]) == 2
+        assert words in capsys.readouterr().err
+        assert not (model.parent / "x").exists()
+
+
 def test_a_pool_that_is_too_small_is_refused(model: Path, capsys: Any) -> None:
     """Weights and KV of a model as large as this do not fit 16 GiB."""
     config = json.loads((model / "config.json").read_text())
@@ -119,6 +146,9 @@ def test_a_pool_that_is_too_small_is_refused(model: Path, capsys: Any) -> None:
         (["m", "-o", "d", "--lora-modules"], "expected at least one argument"),
         (["m", "-o", "d", "--lora-modules", "a=x", "=y"], "--lora-modules =y: write NAME=PATH"),
         (["m", "-o", "d", "--max-lora-rank", "8"], "--max-lora-rank is of --lora-modules"),
+        (["m", "-o", "d", "--runner", "draft"], "invalid choice: 'draft'"),
+        (["m", "-o", "d", "--hf-overrides", "{"], "'{' is not JSON"),
+        (["m", "-o", "d", "--hf-overrides", "[]"], "'[]' is not a JSON object"),
     ],
 )
 def test_wrong_arguments_are_one_line(capsys: Any, arguments: list[str], words: str) -> None:
@@ -167,7 +197,88 @@ def test_the_command_line_is_for_serving(model: Path, monkeypatch: pytest.Monkey
     assert jobs[0].recorded.batch_size == 16
     from rbln_vllm.optimum import RBLNModelConfig
 
-    assert plan_compile(jobs[0].source.config, RBLNModelConfig()).geometry.max_num_seqs == 1
+    plan = plan_compile(jobs[0].source.config, RBLNModelConfig(), jobs[0].plan.architecture)
+    assert plan.geometry.max_num_seqs == 1
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    """A BERT without weights."""
+    directory = tmp_path / "bert"
+    BertConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=512,
+        max_position_embeddings=128,
+        architectures=["BertModel"],
+        dtype="float16",
+    ).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("npu", ["HOST", "RBLN-CA25"])
+def test_a_dry_run_of_an_encoder(encoder: Path, capsys: Any, npu: str) -> None:
+    """It keeps no KV and is computed in fp32 unless told otherwise."""
+    assert dry_run(encoder, "--json", npu=npu) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["rbln_config"]["cls_name"] == "RBLNBertModel"
+    assert facts["rbln_config"]["dtype"] == "float32"
+    assert "encoder_b1_q128" in facts["programs"]
+    assert facts["memory"]["kv_block"] == facts["memory"]["blocks_wanted"] == 0
+    assert facts["memory"]["blocks"] is None
+
+
+def test_overrides_of_the_configuration_may_add_fields(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    jobs: list[CompileJob] = []
+    monkeypatch.setattr("rbln_vllm.cli.compile._compile", lambda job, *_: jobs.append(job))
+    overrides = json.dumps({"num_hidden_layers": 1, "added": True})
+    assert main(["compile", str(model), "-o", "x", "--hf-overrides", overrides]) == 0
+    config = jobs[0].source.config
+    assert (config.num_hidden_layers, config.added) == (1, True)
+    half = json.dumps({"is_original_qwen3_reranker": True})
+    assert main(["compile", str(model), "-o", "x", "--hf-overrides", half]) == 2
+    assert "--hf-overrides lack classifier_from_token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--num-speculative-tokens", "3"],
+        ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'],
+    ],
+)
+def test_drafts(model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]) -> None:
+    jobs: list[CompileJob] = []
+    monkeypatch.setattr("rbln_vllm.cli.compile._compile", lambda job, *_: jobs.append(job))
+    assert main(["compile", str(model), "-o", "x", *flags]) == 0
+    assert main(["compile", str(model), "-o", "x", "--use-inputs-embeds"]) == 0
+    found = [(j.recorded.num_speculative_tokens, j.recorded.use_inputs_embeds) for j in jobs]
+    assert found == [(3, False), (0, True)]
+
+
+@pytest.mark.parametrize(
+    ("speculation", "words"),
+    [
+        ('{"method": "eagle3", "num_speculative_tokens": 3}', "'eagle3') cannot be compiled ahead"),
+        ('{"num_speculative_tokens": 3}', "drafters that are models (None) cannot be compiled"),
+        ('{"method": "suffix"}', "num_speculative_tokens None is not a positive number"),
+        ('{"method": "ngram", "num_speculative_tokens": 129}', "verifies at most 128 drafts"),
+    ],
+)
+def test_drafts_that_cannot_be(model: Path, capsys: Any, speculation: str, words: str) -> None:
+    assert main(["compile", str(model), "-o", "x", "--speculative-config", speculation]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_that_only_generates_does_not_pool(model: Path, capsys: Any) -> None:
+    assert main(["compile", str(model), "-o", "x", "--runner", "pooling"]) == 2
+    error = capsys.readouterr().err
+    assert "LlamaForCausalLM is not built for classify or embed or score or token_embed" in error
+    assert "BertModel" in error
 
 
 class TestInspect:

@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,20 @@ def test_a_naive_model_has_no_partition() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_size": 0}, {"batch_size": True}, {"dtype": 3}, {"decoder_batch_sizes": [0]}]
+    "wrong",
+    [
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"dtype": 3},
+        {"decoder_batch_sizes": [0]},
+        {"num_speculative_tokens": -1},
+        {"use_inputs_embeds": 1},
+        {"cls_name": "RBLNBert"},
+    ],
 )
 def test_a_record_is_checked(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"are (texts|positive numbers)"):
+    words = r"are (texts|positive numbers)|is a number|is true or false|there is no class RBLNBert"
+    with pytest.raises(ValueError, match=words):
         RecordedConfig.from_json({**CONFIG.to_json(), **wrong})
 
 
@@ -146,6 +157,21 @@ def test_the_device_must_be_the_same(compiled: Path) -> None:
     change(compiled, lambda d: d["model"]["rbln_config"].update(npu="RBLN-CR03"))
     with pytest.raises(ValueError, match="not for HOST: set RBLN_FORCE_NPU_NAME=RBLN-CR03"):
         read(compiled).check_device("HOST")
+
+
+def test_a_directory_of_the_vendors_compiler(tmp_path: Path) -> None:
+    """Its `rbln_config.json` says other things, and its programs are `*.rbln`."""
+    theirs = {"cls_name": "RBLNLlamaForCausalLM", "batch_size": 4, "_meta": {"cls": "old"}}
+    (tmp_path / "rbln_config.json").write_text(json.dumps(theirs))
+    (tmp_path / "prefill.rbln").touch()
+    with pytest.raises(ValueError, match="holds no model that this version compiled") as caught:
+        read(tmp_path)
+    assert f"compile it anew with rbln-vllm compile MODEL --output {tmp_path}" in str(caught.value)
+
+
+def test_what_is_recorded_does_not_change(compiled: Path) -> None:
+    with pytest.raises(FrozenInstanceError):
+        read(compiled).config.batch_size = 8  # type: ignore[misc]
 
 
 def test_an_empty_directory_holds_nothing(tmp_path: Path) -> None:

@@ -7,16 +7,28 @@ from typing import Any
 
 import pytest
 
+from rbln_vllm.models.architectures import ARCHITECTURES
 from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 
 
 def plan(npu: str | None = None, positions: int | None = 512, **options: Any) -> CompilePlan:
+    config: Any = SimpleNamespace(max_position_embeddings=positions)
+    row = ARCHITECTURES["LlamaForCausalLM"]
+    return plan_compile(config, RBLNModelConfig.of({**options, "npu": npu}), row)
+
+
+def pooling_plan(
+    name: str, longest_text: int | None = None, positions: int = 514, **options: Any
+) -> CompilePlan:
+    row = ARCHITECTURES[name]
     config: Any = SimpleNamespace(
-        architectures=["LlamaForCausalLM"], max_position_embeddings=positions
+        max_position_embeddings=positions,
+        pad_token_id=1,
+        model_type=row.model_type.replace("_", "-"),
     )
-    return plan_compile(config, RBLNModelConfig.of({**options, "npu": npu}))
+    return plan_compile(config, RBLNModelConfig.of(options), row, longest_text)
 
 
 def test_the_model_and_the_device_decide_what_is_not_given() -> None:
@@ -95,8 +107,95 @@ def test_a_length_must_come_from_somewhere() -> None:
     assert plan(positions=None, max_seq_len=64).geometry.max_model_len == 64
 
 
-def test_a_model_that_generates_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    row: Any = SimpleNamespace(name="BertModel", tasks=frozenset({"embed"}))
-    monkeypatch.setattr("rbln_vllm.optimum.plan.check_architecture", lambda _: row)
-    with pytest.raises(ValueError, match="BertModel generates no text, and only models that do"):
-        plan()
+@pytest.mark.parametrize("drafts", [1, 2, 128])
+def test_a_decode_row_holds_drafts(drafts: int) -> None:
+    found = plan(batch_size=2, num_speculative_tokens=drafts)
+    assert found.geometry.decode_queries == (1, drafts + 1)
+    assert {"decode_b2_q1", f"decode_b2_q{drafts + 1}"} <= set(found.geometry.table.names)
+    recorded = RecordedConfig.of(found, "m", "float32")
+    assert recorded.num_speculative_tokens == drafts
+    assert recorded.geometry == found.geometry
+    assert f"--num-speculative-tokens {drafts}" in recorded.compile_command("d")
+
+
+def test_drafts_have_limits() -> None:
+    with pytest.raises(ValueError, match="num_speculative_tokens 129: a step verifies at most 128"):
+        plan(num_speculative_tokens=129)
+    assert plan(max_seq_len=65, num_speculative_tokens=64).geometry.decode_queries == (1, 65)
+    with pytest.raises(ValueError, match="num_speculative_tokens 64 is no less than max_seq_len"):
+        plan(max_seq_len=64, num_speculative_tokens=64)
+
+
+def test_programs_take_embeddings_where_that_is_wanted() -> None:
+    found = plan(use_inputs_embeds=True)
+    assert found.geometry.takes_embeds
+    assert {"embed_b1_q1", "embed_b256_q1"} <= set(found.geometry.table.names)
+    recorded = RecordedConfig.of(found, "m", "float32")
+    assert recorded.geometry == found.geometry
+    assert recorded.compile_command("d").endswith("--use-inputs-embeds")
+    with pytest.raises(ValueError, match="not supported together with num_speculative_tokens"):
+        plan(use_inputs_embeds=True, num_speculative_tokens=1)
+    plain = RecordedConfig.of(plan(), "m", "float32")
+    assert not plain.geometry.takes_embeds
+    assert "--use-inputs-embeds" not in plain.compile_command("d")
+
+
+class TestPooling:
+    @pytest.mark.parametrize(
+        ("longest", "tokens"), [(1, 1024), (1024, 1024), (1025, 1088), (2000, 2048)]
+    )
+    def test_an_encoders_step_holds_the_longest_text(self, longest: int, tokens: int) -> None:
+        found = pooling_plan("BertModel", positions=longest)
+        assert found.chunk == tokens
+        assert found.geometry.pooling is not None
+        assert found.geometry.pooling.step_tokens == tokens
+        assert found.geometry.max_model_len == longest
+
+    @pytest.mark.parametrize(
+        ("name", "longest_text", "most"),
+        [
+            ("BertModel", None, 514),
+            ("BertModel", 256, 256),
+            ("RobertaModel", None, 512),
+            ("XLMRobertaForSequenceClassification", 10**30, 512),
+            ("Qwen3Model", 128, 128),
+        ],
+    )
+    def test_the_longest_text(self, name: str, longest_text: int | None, most: int) -> None:
+        """RoBERTa's table begins with rows for padding; the tokenizer may know a lower limit."""
+        assert pooling_plan(name, longest_text).geometry.max_model_len == most
+        with pytest.raises(ValueError, match=f"{most + 1} is longer than the {most} positions"):
+            pooling_plan(name, longest_text, max_seq_len=most + 1)
+
+    @pytest.mark.parametrize("name", ["BertModel", "BertForSequenceClassification"])
+    def test_what_is_recorded_gives_the_same_programs(self, name: str) -> None:
+        found = pooling_plan(name, batch_size=4, decoder_batch_sizes=[1], max_seq_len=100)
+        recorded = RecordedConfig.of(found, "m", "float32")
+        assert recorded.geometry == found.geometry
+        assert recorded.runner == "pooling"
+        assert "encoder_b4_q100" in recorded.geometry.table.names
+        assert ("head_b4_q1" in recorded.geometry.table.names) is ("For" in name)
+        again = RecordedConfig.from_json(recorded.to_json())
+        assert again == recorded
+        assert "--kvcache-block-size" not in recorded.compile_command("d")
+        assert recorded.compile_command("d").endswith("--runner pooling")
+
+    def test_a_decoder_that_pools_has_chunks_and_no_logits(self) -> None:
+        names = pooling_plan("Qwen3ForSequenceClassification").geometry.table.names
+        assert names == ("prefill_b1_q256", "decode_b1_q1", "head_b1_q1")
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"kvcache_block_size": 64}, "BertModel is an encoder and keeps no KV: leave out kvc"),
+            ({"attn_impl": "eager"}, "keeps no KV: leave out attn_impl"),
+            ({"use_inputs_embeds": True}, "BertModel generates no text: leave out use_inputs"),
+            ({"num_speculative_tokens": 2}, "generates no text: leave out num_speculative"),
+            ({"prefill_chunk_size": 448}, "448 is smaller than max_seq_len 514: an encoder comp"),
+            ({"batch_size": 2048, "prefill_chunk_size": 1024}, "1024 is smaller than batch_size"),
+            ({"decoder_batch_sizes": [2]}, "[2] are larger than the batch size 1"),
+        ],
+    )
+    def test_what_an_encoder_cannot_have(self, options: dict[str, Any], words: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            pooling_plan("BertModel", **options)

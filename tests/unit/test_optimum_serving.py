@@ -11,9 +11,14 @@ import pytest
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.devices import HOST, resolve_profile
-from rbln_vllm.optimum.serving import compiled_path, take_over, upstream_rank
+from rbln_vllm.optimum.serving import (
+    check_compiled_programs,
+    compiled_path,
+    take_over,
+    upstream_rank,
+)
 from tests.unit.test_lora_stored import parts_of, write
-from tests.unit.test_optimum_directory import compiled
+from tests.unit.test_optimum_directory import change, compiled
 
 __all__ = ["compiled"]  # a fixture
 TAKEN = "in the compiled model, not {}: the compiled model's value is used"
@@ -22,7 +27,8 @@ LOGGER = logging.getLogger("aot.serving")
 
 def arguments(model: Path, **given: Any) -> Any:
     none = dict.fromkeys(("max_num_seqs", "max_model_len", "block_size", "max_num_batched_tokens"))
-    plain = {"dtype": "auto", "hf_overrides": None, "enable_lora": None}
+    said = {"dtype": "auto", "hf_overrides": None, "runner": "auto", "enable_prompt_embeds": False}
+    plain = {**said, "enable_lora": None}
     return SimpleNamespace(**{"model": str(model), **none, **plain, **given})
 
 
@@ -35,6 +41,7 @@ def test_the_artifact_fills_what_is_not_given(
     assert not caplog.messages
     assert (args.max_num_seqs, args.max_model_len, args.block_size) == (4, 256, 32)
     assert (args.max_num_batched_tokens, args.dtype) == (64, "float32")
+    assert args.runner == "generate"
     assert config.is_resolved
     assert config.optimum_overrides == {"decoder_batch_sizes": [4, 1]}
     assert compiled_path(SimpleNamespace(additional_config=config)) == compiled  # type: ignore[arg-type]
@@ -60,6 +67,7 @@ def test_every_change_is_logged(compiled: Path, caplog: pytest.LogCaptureFixture
     [
         ({"max_num_batched_tokens": 128}, "128 is not the prefill chunk of the compiled model, 64"),
         ({"hf_overrides": {"vocab_size": 3}}, "--hf-overrides cannot change a compiled model"),
+        ({"runner": "pooling"}, "was compiled for RBLNLlamaForCausalLM: leave it out, or compile"),
     ],
 )
 def test_what_cannot_be_overwritten_is_refused(
@@ -68,6 +76,43 @@ def test_what_cannot_be_overwritten_is_refused(
     with pytest.raises(ValueError, match=re.escape(words)):
         take_over(arguments(compiled, **given), OptimumRBLNConfig(), HOST, LOGGER)
     take_over(arguments(compiled, max_num_batched_tokens=64), OptimumRBLNConfig(), HOST, LOGGER)
+
+
+@pytest.mark.parametrize(
+    ("compiled_for", "asked", "words"),
+    [
+        (0, {"method": "ngram", "num_speculative_tokens": 3}, "--num-speculative-tokens 3"),
+        (2, {"method": "suffix", "num_speculative_tokens": 3}, "for 2 drafts, not for 3: set num"),
+        (2, {"method": "draft_model", "num_speculative_tokens": 2}, "use ngram or suffix, or"),
+    ],
+)
+def test_drafts_that_were_not_compiled(
+    compiled: Path, compiled_for: int, asked: dict[str, Any], words: str
+) -> None:
+    change(
+        compiled,
+        lambda d: d["model"]["rbln_config"].update(num_speculative_tokens=compiled_for),
+    )
+    config = OptimumRBLNConfig(cached_model_path=str(compiled))
+    finished: Any = SimpleNamespace(
+        additional_config=config, speculative_config=SimpleNamespace(**asked)
+    )
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        check_compiled_programs(finished)
+    assert str(compiled) in str(caught.value)
+
+
+def test_embeddings_are_what_was_compiled(compiled: Path) -> None:
+    args = arguments(compiled, enable_prompt_embeds=True)
+    with pytest.raises(ValueError, match="take token ids: leave it out, or compile it anew with"):
+        take_over(args, OptimumRBLNConfig(), HOST, LOGGER)
+    change(compiled, lambda d: d["model"]["rbln_config"].update(use_inputs_embeds=True))
+    kept = {"decoder_batch_sizes": [4, 1], "use_inputs_embeds": True}
+    for asked in (False, True):
+        args = arguments(compiled, enable_prompt_embeds=asked)
+        config = take_over(args, OptimumRBLNConfig(), HOST, LOGGER)
+        assert config.optimum_overrides == kept
+        assert args.enable_prompt_embeds is asked
 
 
 def test_another_device_is_refused(compiled: Path) -> None:

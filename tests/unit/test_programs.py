@@ -30,6 +30,21 @@ def table(
     return ProgramTable(chunk, buckets, block_size=16, num_blocks_per_seq=8, decode_queries=queries)
 
 
+class TestEmbeds:
+    def test_there_are_as_many_rows_as_tokens_in_a_program(self) -> None:
+        found = dataclasses.replace(table(queries=(1, 3)), takes_embeds=True)
+        assert [key.batch for key in found.embeds] == [1, 2, 3, 4, 6, 12, 128]
+        assert set(found.embeds) <= set(found.programs)
+        for rows in (1, 5, 13, 127, 128):
+            assert found.embed_for(rows).batch >= rows
+        with pytest.raises(ValueError, match="129"):
+            found.embed_for(129)
+
+    def test_token_ids_need_none(self) -> None:
+        assert not table().embeds
+        assert not any(name.startswith("embed") for name in table().names)
+
+
 class TestTable:
     @repeatable
     @given(tables())

@@ -18,6 +18,8 @@ from rbln_vllm.cli.errors import FAILED, CommandError, OneLineParser, one_line
 from rbln_vllm.cli.text_table import byte_size
 from rbln_vllm.config.flags import int_list, plain_type
 from rbln_vllm.devices import PROFILES, resolve_profile
+from rbln_vllm.optimum.choice import RUNNERS
+from rbln_vllm.optimum.drafts import drafts_of
 from rbln_vllm.optimum.options import RUNTIME, RBLNModelConfig
 from rbln_vllm.toolchain import CaptureError
 
@@ -67,6 +69,24 @@ def _parser() -> argparse.ArgumentParser:
             _add_option(parser, name, info)
     _add_adapter_options(parser)
     parser.add_argument("--dtype", default="auto", help="auto (the checkpoint's), float32, ...")
+    parser.add_argument(
+        "--runner",
+        choices=list(RUNNERS),
+        default="auto",
+        help="what it is compiled for, where a model both generates text and embeds; as vLLM's",
+    )
+    parser.add_argument(
+        "--hf-overrides",
+        type=_json_object,
+        metavar="JSON",
+        help="fields of the model's configuration to change or to add; as vLLM's",
+    )
+    parser.add_argument(
+        "--speculative-config",
+        type=_json_object,
+        metavar="JSON",
+        help="as vLLM's, for --num-speculative-tokens; the method is not part of what is compiled",
+    )
     parser.add_argument("--revision", help="branch, tag or commit on the hub")
     parser.add_argument("--trust-remote-code", action="store_true", help="as vLLM's")
     parser.add_argument(
@@ -92,6 +112,8 @@ def _add_option(parser: argparse.ArgumentParser, name: str, info: FieldInfo) -> 
         kind = {"type": int_list, "metavar": "N,N"}
     elif plain is str:
         kind = {"choices": list(PROFILES)}
+    elif plain is bool:
+        kind = {"action": "store_true"}
     parser.add_argument(*flags, dest=name, default=None, help=info.description, **kind)
 
 
@@ -130,6 +152,8 @@ def _job(options: argparse.Namespace, npu: str | None) -> "CompileJob":
     names = [name for name in RBLNModelConfig.model_fields if name not in _NOT_FLAGS]
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     given.update(_adapters(options))
+    if options.speculative_config is not None:
+        given.setdefault("num_speculative_tokens", drafts_of(options.speculative_config))
     given.setdefault("batch_size", resolve_profile(npu).default_max_num_seqs)
     if npu is not None:
         given["npu"] = npu
@@ -138,7 +162,21 @@ def _job(options: argparse.Namespace, npu: str | None) -> "CompileJob":
         keywords["revision"] = options.revision
     if options.trust_remote_code:
         keywords["trust_remote_code"] = True
-    return CompileJob.of(options.model, RBLNModelConfig.of(given), **keywords)
+    if options.hf_overrides is not None:
+        keywords["hf_overrides"] = options.hf_overrides
+    wanted = RUNNERS[options.runner]
+    return CompileJob.of(options.model, RBLNModelConfig.of(given), wanted, **keywords)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """The type of an argument that is a JSON object."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return found
 
 
 def _compile(job: "CompileJob", output: Path, workers: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from rbln_vllm.cli.text_table import byte_size, text_table
 from rbln_vllm.core.limits import RESERVED_BLOCKS, blocks_for
-from rbln_vllm.devices import DeviceProfile, aligned_weight_bytes, npu_kv_budget
+from rbln_vllm.devices import aligned_weight_bytes, npu_kv_budget
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer, block_bytes
 from rbln_vllm.models.transformers.layers import attention_layers
@@ -49,7 +49,7 @@ class TargetReport:
         adapter does not fit."""
         geometry, refusals = job.plan.geometry, []
         model = job.source.shape()
-        layers = attention_layers(model)
+        layers = () if job.plan.architecture.encoder else attention_layers(model)
         if job.adapter_shape is not None:
             job.adapter_parts(job.adapter_shape.adapters(linears(model)))
         memory = _estimate(geometry, layers, _weight_bytes(model))
@@ -58,7 +58,7 @@ class TargetReport:
                 memory = _with_budget(memory, geometry, layers)
             except (MemoryError, ValueError) as error:
                 refusals.append(str(error))
-        refusals += [*_window_refusals(geometry.profile, layers), *_pool_refusals(memory, geometry)]
+        refusals += [*_window_refusals(geometry, layers), *_pool_refusals(memory, geometry)]
         return cls(job.recorded, geometry, memory, tuple(refusals), tuple(_notes(job)))
 
     def facts(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _weight_bytes(model: torch.nn.Module) -> int:
 
 def _estimate(geometry: Geometry, layers: tuple[KVLayer, ...], weights: int) -> MemoryEstimate:
     tokens = geometry.num_blocks_per_seq * geometry.block_size * geometry.max_num_seqs
-    wanted = blocks_for(tokens, geometry.block_size)
+    wanted = blocks_for(tokens, geometry.block_size) if layers else 0
     return MemoryEstimate(weights, block_bytes(layers, geometry.block_size), wanted)
 
 
@@ -124,8 +124,10 @@ def _with_budget(
         memory.weights,
         len(geometry.table.programs),
         num_devices=1,
-        num_kv_heads=min(layer.num_kv_heads for layer in layers),
+        num_kv_heads=min((layer.num_kv_heads for layer in layers), default=1),
     )
+    if not layers:
+        return memory
     blocks = profile.cap_num_blocks(budget // memory.kv_block)
     return MemoryEstimate(memory.weights, memory.kv_block, memory.blocks_wanted, blocks)
 
@@ -140,11 +142,15 @@ def _pool_refusals(memory: MemoryEstimate, geometry: Geometry) -> list[str]:
     ]
 
 
-def _window_refusals(profile: DeviceProfile, layers: tuple[KVLayer, ...]) -> list[str]:
-    widest, limit = max(layer.window for layer in layers), profile.max_sliding_window
-    if limit is None or widest <= limit:
+def _window_refusals(geometry: Geometry, layers: tuple[KVLayer, ...]) -> list[str]:
+    widest = max((layer.window for layer in layers), default=0)
+    if not widest:
         return []
-    return [f"{profile.family}: a sliding window of {widest} tokens is longer than {limit}"]
+    try:
+        geometry.profile.check_window(widest, geometry.chunk)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _notes(job: CompileJob) -> list[str]:

@@ -63,6 +63,14 @@ class CompileOverrides(BaseModel):
         ),
     ] = None
 
+    use_inputs_embeds: Annotated[
+        bool | None,
+        Field(
+            description="Programs take embeddings, so that prompts may be given as such; those of "
+            "tokens are looked up first."
+        ),
+    ] = None
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_chunk(self.prefill_chunk_size, "prefill_chunk_size")

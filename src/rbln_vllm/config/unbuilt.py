@@ -33,9 +33,6 @@ UNBUILT: Mapping[str, Unbuilt] = MappingProxyType(
     {
         "num_devices": _RSD,
         "tensor_parallel_size": _RSD,
-        "use_inputs_embeds": Unbuilt(
-            "programs take token ids; embeddings as inputs are not built yet", (None, False)
-        ),
         "use_attention_mask": _PAGED,
         "use_position_ids": _PAGED,
         "quantization": Unbuilt("quantised programs are not built yet: use the unquantised model"),

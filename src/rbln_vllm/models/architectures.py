@@ -67,6 +67,21 @@ class Architecture:
     def is_built(self) -> bool:
         return not self.refusal
 
+    @property
+    def only_pools(self) -> bool:
+        """Whether it generates no text."""
+        return Task.GENERATE not in self.tasks
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it ends in a classifier."""
+        return Task.CLASSIFY in self.tasks
+
+    def fits(self, tasks: Collection[Task]) -> bool:
+        """Whether a model is compiled as this one for any of ``tasks``: what also generates text is
+        compiled to do so."""
+        return bool(self.tasks.intersection(tasks)) and (self.only_pools or Task.GENERATE in tasks)
+
 
 _REMOTE = (
     "its modules are not part of Transformers, and modules from elsewhere are not built yet: use "

@@ -70,7 +70,10 @@ def _adapter_parts(vllm_config: "VllmConfig") -> dict[str, str]:
 
 
 def _geometry_parts(geometry: Geometry) -> dict[str, str]:
+    # Programs have the same names, whatever they take.
+    inputs = {"inputs": "embeddings"} if geometry.takes_embeds else {}
     return {
+        **inputs,
         "profile": geometry.profile.name,
         "num_devices": "1",
         "block_size": str(geometry.block_size),

@@ -8,6 +8,8 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.programs import ProgramKey
 
+EMBEDS_INPUT = "inputs_embeds"
+"""The input that takes the place of ``input_ids`` in programs that take embeddings."""
 CAPTURE_BLOCKS = 2
 """Blocks of the pool a program is captured with; it runs with any number."""
 

@@ -4,29 +4,30 @@
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
-from rbln_vllm.models.architectures import ARCHITECTURES, Task
+from rbln_vllm.models.architectures import ARCHITECTURES, Architecture, Task
+from rbln_vllm.optimum.base import RBLNModel
+from rbln_vllm.optimum.choice import Wanted
 from rbln_vllm.optimum.model import RBLNModelForCausalLM
 from rbln_vllm.optimum.options import RBLNModelConfig
+from rbln_vllm.optimum.pooling import (
+    RBLNModelForFeatureExtraction,
+    RBLNModelForSequenceClassification,
+)
 from rbln_vllm.optimum.request import request_of
 
 PACKAGE = "rbln_vllm.optimum"
 
-BASES: Mapping[Task, type[RBLNModelForCausalLM]] = MappingProxyType(
-    {Task.GENERATE: RBLNModelForCausalLM}
-)
-"""What a class of the API can do, by the task of its architecture."""
 
-
-class RBLNAutoModelForCausalLM:
+class _AutoModel:
     """Chooses the class by the model's architecture; has no instances of its own."""
 
+    TASKS: ClassVar[frozenset[Task]]
+
     def __init__(self, *_: Any, **__: Any) -> NoReturn:
-        raise OSError(
-            "RBLNAutoModelForCausalLM is made by RBLNAutoModelForCausalLM.from_pretrained(model)"
-        )
+        name = type(self).__name__
+        raise OSError(f"{name} is made by {name}.from_pretrained(model)")
 
     @classmethod
     def from_pretrained(
@@ -37,20 +38,56 @@ class RBLNAutoModelForCausalLM:
         *,
         model_save_dir: str | Path | None = None,
         **keywords: Any,
-    ) -> RBLNModelForCausalLM:
-        """As :meth:`RBLNModelForCausalLM.from_pretrained` of the model's own class."""
-        request = request_of(model_id, export, rbln_config, model_save_dir, keywords)
-        return model_class(request.class_name)(request.open())
+    ) -> Any:
+        """As :meth:`RBLNModel.from_pretrained` of the model's own class.
+
+        ValueError for a model that is of none of this class's tasks.
+        """
+        wanted = Wanted(tasks=cls.TASKS)
+        request = request_of(model_id, export, rbln_config, model_save_dir, keywords, wanted=wanted)
+        row = request.architecture
+        if not row.fits(cls.TASKS):
+            raise ValueError(
+                f"{model_id} was compiled for {row.class_name}, which {cls.__name__} does not "
+                "make: use that class"
+            )
+        return model_class(row.class_name)(request.open())
+
+
+class RBLNAutoModel(_AutoModel):
+    """Models without a head, for their hidden states."""
+
+    TASKS = frozenset({Task.EMBED})
+
+
+class RBLNAutoModelForTextEncoding(RBLNAutoModel):
+    """The same, under the name that Transformers has for encoders of text."""
+
+
+class RBLNAutoModelForCausalLM(_AutoModel):
+    """Models that generate text."""
+
+    TASKS = frozenset({Task.GENERATE})
+
+
+class RBLNAutoModelForSequenceClassification(_AutoModel):
+    """Models that classify or score."""
+
+    TASKS = frozenset({Task.CLASSIFY})
 
 
 @functools.cache
-def model_class(name: str) -> type[RBLNModelForCausalLM]:
+def model_class(name: str) -> type[RBLNModel]:
     """The class of this name. AttributeError when no architecture that is built has it."""
     for row in ARCHITECTURES.values():
-        if row.class_name != name or not row.is_built:
-            continue
-        base = next((BASES[task] for task in sorted(row.tasks) if task in BASES), None)
-        if base is not None:
+        if row.class_name == name and row.is_built:
             document = f"{row.name}, compiled. {row.notes}".rstrip()
-            return type(name, (base,), {"__module__": PACKAGE, "__doc__": document})
+            return type(name, (_base(row),), {"__module__": PACKAGE, "__doc__": document})
     raise AttributeError(f"there is no class {name} in {PACKAGE}")
+
+
+def _base(row: Architecture) -> type[RBLNModel]:
+    """What a class of the API can do, by the tasks of its architecture."""
+    if not row.only_pools:
+        return RBLNModelForCausalLM
+    return RBLNModelForSequenceClassification if row.classifies else RBLNModelForFeatureExtraction

@@ -4,7 +4,7 @@
 import copy
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,18 @@ from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.lora.slots import LowRank
 from rbln_vllm.lora.stored import compiled_shape, write_adapters
 from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
-from rbln_vllm.models.transformers.builder import TransformersModelBuilder
-from rbln_vllm.models.transformers.source import ModelSource
+from rbln_vllm.models.architectures import Architecture
+from rbln_vllm.models.transformers.source import ModelSource, auto_class_of
+from rbln_vllm.optimum import sentence
+from rbln_vllm.optimum.builders import builder_for
+from rbln_vllm.optimum.choice import ANYTHING, Wanted, choose_architecture
 from rbln_vllm.optimum.directory import CompiledDirectory, new_manifest
 from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.parallel import compile_programs
 from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.sources import HUB_KEYWORDS, copy_served_files, local_directory
+from rbln_vllm.reranker import check_overrides
 from rbln_vllm.toolchain import Adapters, Toolchain, host_toolchain
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -49,10 +53,16 @@ class CompileJob:
     lora_config: RBLNLoRAConfig | None = None
 
     @classmethod
-    def of(cls, model_id: str, options: RBLNModelConfig, **keywords: Any) -> "CompileJob":
+    def of(
+        cls,
+        model_id: str,
+        options: RBLNModelConfig,
+        wanted: Wanted = ANYTHING,
+        **keywords: Any,
+    ) -> "CompileJob":
         """Look the model up. ``keywords`` are Hugging Face's: how to fetch it (``revision``,
         ``token``, ...), ``dtype``, ``trust_remote_code``, ``config``, and fields of the
-        configuration to change.
+        configuration to change; and vLLM's ``hf_overrides``, which may also add fields.
 
         ValueError for what cannot be compiled, TypeError for a keyword that nobody knows, OSError
         of the hub's client.
@@ -67,10 +77,17 @@ class CompileJob:
         trust = bool(keywords.pop("trust_remote_code", False))
         dtype = _asked_dtype(keywords)
         config = _config_of(directory, trust, keywords)
-        plan = plan_compile(config, options)
+        row = choose_architecture(config, wanted, embeds=sentence.pools(directory))
+        config.architectures = [row.name]  # what a server takes it for
+        longest = sentence.longest_text(directory, config) if row.only_pools else None
         source = ModelSource(
-            config, str(directory), dtype or _own_dtype(config), trust_remote_code=trust
+            config,
+            str(directory),
+            dtype or _own_dtype(config, row),
+            trust_remote_code=trust,
+            auto=auto_class_of(row, config),
         )
+        plan = plan_compile(config, options, row, longest)
         if options.lora_config is None:
             return cls(model_id, source, plan)
         fetch = {name: value for name, value in hub.items() if name != "revision"}
@@ -112,7 +129,7 @@ class CompileJob:
     def _write(
         self, directory: Path, toolchain: Toolchain, workers: int, progress: Progress
     ) -> None:
-        builder = TransformersModelBuilder(self.source, self.plan.geometry, self.adapter_shape)
+        builder = builder_for(self.source, self.plan, self.adapter_shape)
         attachments = write_adapters(directory, self.adapter_parts(builder.adapters))
         keys = self.plan.geometry.table.programs
         captured = []
@@ -134,6 +151,8 @@ class CompileJob:
         config.dtype = self.source.dtype
         config.save_pretrained(directory)
         copy_served_files(Path(self.source.name), directory)
+        if self.plan.architecture.only_pools:
+            sentence.copy_modules(Path(self.source.name), directory)
 
 
 def check_target(directory: Path, source: Path) -> None:
@@ -150,11 +169,21 @@ def check_target(directory: Path, source: Path) -> None:
 
 
 def _config_of(directory: Path, trust_remote_code: bool, keywords: dict[str, Any]) -> Any:
+    overrides = keywords.pop("hf_overrides", None) or {}
+    if not isinstance(overrides, Mapping):
+        raise TypeError(f"hf_overrides must be a mapping of fields, not {type(overrides).__name__}")
+    check_overrides(overrides)
+    config = _own_config(directory, trust_remote_code, keywords)
+    config.update(overrides)
+    return config
+
+
+def _own_config(directory: Path, trust_remote_code: bool, keywords: dict[str, Any]) -> Any:
     given = keywords.pop("config", None)
     if given is not None:
         if keywords:
             raise TypeError(f"from_pretrained has no arguments {', '.join(keywords)}")
-        return given
+        return copy.deepcopy(given)
     config, unused = AutoConfig.from_pretrained(
         directory, trust_remote_code=trust_remote_code, return_unused_kwargs=True, **keywords
     )
@@ -178,8 +207,10 @@ def _asked_dtype(keywords: dict[str, Any]) -> torch.dtype | None:
     return found
 
 
-def _own_dtype(config: Any) -> torch.dtype:
-    """The checkpoint's type, float32 where its configuration names none."""
+def _own_dtype(config: Any, row: Architecture) -> torch.dtype:
+    """The checkpoint's type, float32 where its configuration names none and for encoders."""
+    if row.encoder:
+        return torch.float32
     name = str(getattr(config, "dtype", None)).removeprefix("torch.")
     return DTYPES.get(name, torch.float32)
 

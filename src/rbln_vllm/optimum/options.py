@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, InstanceOf
+from pydantic import Field, InstanceOf, PositiveInt
 
 from rbln_vllm.config.overrides import CompileOverrides
 from rbln_vllm.lora.config import RBLNLoRAConfig
@@ -25,6 +25,13 @@ class RBLNModelConfig(CompileOverrides):
         "dtype": "dtype is an argument of from_pretrained, without the prefix rbln_"
     }
 
+    num_speculative_tokens: Annotated[
+        PositiveInt | None,
+        Field(
+            description="Drafts that a decode step may verify: what the methods ngram and suffix "
+            "of --speculative-config need."
+        ),
+    ] = None
     npu: Annotated[
         str | None, Field(description="The device whose limits apply; None: as the environment.")
     ] = None

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rbln_vllm.models.transformers.builder import TransformersModelBuilder
+from rbln_vllm.optimum.builders import AheadBuilder
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import Adapters, Captured, CaptureError, Toolchain
 
@@ -31,7 +31,7 @@ class _Sent:
 
 
 def compile_programs(
-    builder: TransformersModelBuilder,
+    builder: AheadBuilder,
     keys: Sequence[ProgramKey],
     toolchain: Toolchain,
     workers: int = 1,
@@ -82,7 +82,7 @@ def _received(pipes: dict[Connection, Any], named: dict[str, Tensor]) -> Iterato
 
 
 def _work(
-    builder: TransformersModelBuilder,
+    builder: AheadBuilder,
     keys: Sequence[ProgramKey],
     toolchain: Toolchain,
     results: Connection,

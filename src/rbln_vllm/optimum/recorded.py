@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rbln_vllm.devices import resolve_profile
+from rbln_vllm.geometry import Geometry
 from rbln_vllm.lora.config import RBLNLoRAConfig
-from rbln_vllm.optimum.plan import CompilePlan
+from rbln_vllm.models.architectures import ARCHITECTURES, Architecture
+from rbln_vllm.optimum.plan import CompilePlan, queries_of
+from rbln_vllm.pooling import Pooling
 
 RECORD = "rbln_config"
 """Where it stands in the manifest's ``model``."""
@@ -18,6 +22,9 @@ _SIZES = (
     "kvcache_block_size",
     "num_devices",
 )
+
+
+_ROWS = {row.class_name: row for row in ARCHITECTURES.values()}
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class RecordedConfig:
     kvcache_block_size: int
     decoder_batch_sizes: tuple[int, ...]
     num_devices: int = 1
+    num_speculative_tokens: int = 0
+    use_inputs_embeds: bool = False
     lora_config: RBLNLoRAConfig | None = None
     """The adapters that are compiled in, with nothing left open."""
 
@@ -48,6 +57,36 @@ class RecordedConfig:
         sizes = (*(getattr(self, name) for name in _SIZES), *self.decoder_batch_sizes)
         if any(type(size) is not int or size < 1 for size in sizes):
             raise ValueError(f"{', '.join(_SIZES)} and decoder_batch_sizes are positive numbers")
+        if type(self.num_speculative_tokens) is not int or self.num_speculative_tokens < 0:
+            raise ValueError("num_speculative_tokens is a number")
+        if type(self.use_inputs_embeds) is not bool:
+            raise ValueError("use_inputs_embeds is true or false")
+        if self.cls_name not in _ROWS:
+            raise ValueError(f"there is no class {self.cls_name}")
+
+    @property
+    def architecture(self) -> Architecture:
+        return _ROWS[self.cls_name]
+
+    @property
+    def runner(self) -> str:
+        """What serves it, as vLLM's ``--runner`` has it."""
+        return "pooling" if self.architecture.only_pools else "generate"
+
+    @property
+    def geometry(self) -> Geometry:
+        """The geometry that the model was compiled for."""
+        return Geometry(
+            profile=resolve_profile(None if self.npu == "HOST" else self.npu),
+            chunk=min(self.prefill_chunk_size, self.max_seq_len),
+            block_size=self.kvcache_block_size,
+            max_model_len=self.max_seq_len,
+            max_num_seqs=self.batch_size,
+            decode_buckets=tuple(sorted(self.decoder_batch_sizes)),
+            decode_queries=queries_of(self.num_speculative_tokens),
+            takes_embeds=self.use_inputs_embeds,
+            pooling=Pooling.compiled(self.architecture, self.prefill_chunk_size),
+        )
 
     @classmethod
     def of(
@@ -71,6 +110,8 @@ class RecordedConfig:
             kvcache_block_size=geometry.block_size,
             decoder_batch_sizes=tuple(sorted(geometry.decode_buckets, reverse=True)),
             lora_config=lora_config,
+            num_speculative_tokens=geometry.decode_queries[-1] - 1,
+            use_inputs_embeds=geometry.takes_embeds,
         )
 
     @classmethod
@@ -99,12 +140,23 @@ class RecordedConfig:
 
     def compile_command(self, directory: object) -> str:
         """The command that makes ``directory`` anew."""
-        sizes = ",".join(map(str, self.decoder_batch_sizes))
+        options: dict[str, object] = {
+            "output": directory,
+            "dtype": self.dtype,
+            "batch-size": self.batch_size,
+            "max-seq-len": self.max_seq_len,
+            "prefill-chunk-size": self.prefill_chunk_size,
+            "kvcache-block-size": self.kvcache_block_size,
+            "decoder-batch-sizes": ",".join(map(str, self.decoder_batch_sizes)),
+        }
+        if self.architecture.encoder:
+            del options["kvcache-block-size"]
+        if self.architecture.only_pools:
+            options["runner"] = self.runner
+        if self.num_speculative_tokens:
+            options["num-speculative-tokens"] = self.num_speculative_tokens
+        if self.use_inputs_embeds:
+            options["use-inputs-embeds"] = ""
+        flags = " ".join(f"--{name} {value}".rstrip() for name, value in options.items())
         adapters = "" if self.lora_config is None else f" {self.lora_config.arguments}"
-        return (
-            f"rbln-vllm compile {self.source} --output {directory} --dtype {self.dtype} "
-            f"--batch-size {self.batch_size} --max-seq-len {self.max_seq_len} "
-            f"--prefill-chunk-size {self.prefill_chunk_size} "
-            f"--kvcache-block-size {self.kvcache_block_size} "
-            f"--decoder-batch-sizes {sizes}{adapters}"
-        )
+        return f"rbln-vllm compile {self.source} {flags}{adapters}"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rbln_vllm.model_impl import is_compiled_directory
+from rbln_vllm.models.architectures import Architecture
+from rbln_vllm.optimum.choice import ANYTHING, Wanted
 from rbln_vllm.optimum.compiling import CompileJob
 from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.optimum.options import RUNTIME, RBLNModelConfig, given_options, split_keywords
@@ -32,8 +34,8 @@ class LoadRequest:
     create_runtimes: bool
 
     @property
-    def class_name(self) -> str:
-        return self.directory.config.cls_name
+    def architecture(self) -> Architecture:
+        return self.directory.config.architecture
 
     def open(self) -> Opened:
         """ValueError when a file is missing or altered."""
@@ -50,8 +52,8 @@ class CompileRequest:
     target: Path | None = None
 
     @property
-    def class_name(self) -> str:
-        return self.job.plan.architecture.class_name
+    def architecture(self) -> Architecture:
+        return self.job.plan.architecture
 
     def open(self) -> Opened:
         """Compile it. CaptureError when it cannot be, OSError of the disk."""
@@ -68,6 +70,8 @@ def request_of(
     rbln_config: RBLNModelConfig | Mapping[str, Any] | None,
     model_save_dir: str | Path | None,
     keywords: Mapping[str, Any],
+    *,
+    wanted: Wanted = ANYTHING,
 ) -> LoadRequest | CompileRequest:
     """Sort out the arguments of ``from_pretrained``.
 
@@ -85,7 +89,7 @@ def request_of(
         directory = CompiledDirectory.read(Path(model_id), host_toolchain())
         check_same(directory.config, options, theirs)
         return LoadRequest(directory, options.create_runtimes)
-    job = CompileJob.of(str(model_id), options, **theirs)
+    job = CompileJob.of(str(model_id), options, wanted, **theirs)
     target = None if model_save_dir is None else Path(model_save_dir)
     return CompileRequest(job, options.create_runtimes, target)
 

@@ -5,7 +5,7 @@ Every sequence has its own blocks from the start: nothing is shared, nothing is 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -17,7 +17,15 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import Executable
-from rbln_vllm.worker.inputs import PADDING_BLOCK, Integers, StepInputs, slots_of
+from rbln_vllm.worker.embed_programs import EmbedPrograms
+from rbln_vllm.worker.embeddings import GivenEmbeds
+from rbln_vllm.worker.inputs import (
+    PADDING_BLOCK,
+    PADDING_TOKEN,
+    Integers,
+    StepInputs,
+    slots_of,
+)
 from rbln_vllm.worker.kv_memory import lazy_bytes
 from rbln_vllm.worker.program_model import ProgramModel
 
@@ -80,6 +88,7 @@ class RowsRunner:
         self._executable, self._geometry = executable, geometry
         self._table = geometry.table
         self._model = ProgramModel(geometry, AvailablePrograms(executable))
+        self._embeds = EmbedPrograms(geometry.table, AvailablePrograms(executable))
         self._bound: RowsCache | None = None
         self._adapters_B: Integers | None = None
 
@@ -96,22 +105,53 @@ class RowsRunner:
         sequence's adapter. ValueError for a row without a token and for sequences that outgrow the
         cache.
         """
-        counts_B = present_BS.sum(axis=1)
+        rows = [_Tokens(ids_BS[row][present_BS[row]]) for row in range(len(ids_BS))]
+        return self._run(cache, rows, ids_BS.shape[1], adapters_B)
+
+    def run_embeds(self, cache: RowsCache, embeds_BSE: Tensor, present_BS: Flags) -> Tensor:
+        """The same for embeddings in place of tokens."""
+        present = torch.from_numpy(present_BS)
+        given = [embeds_SE[here_S] for embeds_SE, here_S in zip(embeds_BSE, present, strict=True)]
+        nothing = [np.full(len(embeds_NE), PADDING_TOKEN) for embeds_NE in given]
+        rows = [_Tokens(ids_N, each) for ids_N, each in zip(nothing, given, strict=True)]
+        return self._run(cache, rows, embeds_BSE.shape[1])
+
+    def look_up(self, ids_N: Integers) -> Tensor:
+        """Embeddings ``[N, E]`` of tokens, for a model that takes such."""
+        parts = _chunks(ids_N, self._table.chunk)
+        return torch.cat([self._embeds.look_up(part_N).clone() for _, part_N in parts])
+
+    def _run(
+        self,
+        cache: RowsCache,
+        rows: Sequence["_Tokens"],
+        columns: int,
+        adapters_B: Integers | None = None,
+    ) -> Tensor:
+        counts_B = np.array([len(row.ids_N) for row in rows])
         self._check(cache, counts_B)
         self._bind(cache)
         self._adapters_B = adapters_B
-        if counts_B.max() == 1 and len(counts_B) <= self._table.decode_buckets[-1]:
-            hidden_BH = self._decode(cache, ids_BS[present_BS])
+        one_each = counts_B.max() == 1 and all(row.embeds_NE is None for row in rows)
+        if one_each and len(rows) <= self._table.decode_buckets[-1]:
+            hidden_BH = self._decode(cache, np.concatenate([row.ids_N for row in rows]))
         else:
-            hidden_BH = torch.stack(
-                [
-                    self._prefill(cache, row, ids_BS[row][present_BS[row]])
-                    for row in range(len(ids_BS))
-                ]
-            )
+            last = [self._prefill_last(cache, place, row) for place, row in enumerate(rows)]
+            hidden_BH = torch.stack(last)
         cache.lengths_B += counts_B
-        cache.columns += ids_BS.shape[1]
+        cache.columns += columns
         return self._model.compute_logits(hidden_BH).clone()
+
+    def hidden_states(self, cache: RowsCache, ids_N: Integers) -> Tensor:
+        """``[N, hidden]`` of all tokens of one sequence, which is all that the cache will hold.
+
+        ValueError for no token and for more than the cache has room for.
+        """
+        cache.lengths_B[:] = 0
+        self._check(cache, np.array([len(ids_N)]))
+        self._bind(cache)
+        chunks = self._prefill(cache, 0, _Tokens(ids_N))
+        return torch.cat([hidden_NH.clone() for hidden_NH in chunks])
 
     def _check(self, cache: RowsCache, counts_B: Integers) -> None:
         if len(counts_B) != len(cache.lengths_B):
@@ -137,14 +177,18 @@ class RowsRunner:
         step = self._step(cache, rows, ids_B, cache.lengths_B)
         return self._model.run_step(self._table.decode_for(len(rows)), step).hidden_NH
 
-    def _prefill(self, cache: RowsCache, row: int, ids_N: Integers) -> Tensor:
+    def _prefill_last(self, cache: RowsCache, row: int, tokens: "_Tokens") -> Tensor:
         """Hidden state ``[hidden]`` of the last token."""
-        hidden_NH = torch.empty(0)
-        for first, part_N in _chunks(ids_N, self._table.chunk):
+        *_, hidden_NH = self._prefill(cache, row, tokens)
+        return hidden_NH[-1].clone()
+
+    def _prefill(self, cache: RowsCache, row: int, tokens: "_Tokens") -> Iterator[Tensor]:
+        """Hidden states chunk by chunk, each valid until the next."""
+        for first, part_N in _chunks(tokens.ids_N, self._table.chunk):
             positions_N = cache.lengths_B[row] + first + np.arange(len(part_N))
             step = self._step(cache, np.array([row]), part_N, positions_N)
-            hidden_NH = self._model.run_step(self._table.prefill, step).hidden_NH
-        return hidden_NH[-1].clone()
+            step = replace(step, embeds=tokens.given(first, len(part_N)))
+            yield self._model.run_step(self._table.prefill, step).hidden_NH
 
     def _step(
         self, cache: RowsCache, rows: Integers, ids_N: Integers, positions_N: Integers
@@ -157,6 +201,20 @@ class RowsRunner:
         adapters_B = self._adapters_B
         adapters_N = None if adapters_B is None else adapters_B[rows[owners_N]]
         return StepInputs(ids_N, positions_N, slots_N, counts_B, blocks_BT, adapters_N)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Of one sequence; ``embeds_NE`` are given in place of ids, which then mean nothing."""
+
+    ids_N: Integers
+    embeds_NE: Tensor | None = None
+
+    def given(self, first: int, count: int) -> GivenEmbeds | None:
+        """The embeddings of so many tokens from ``first`` on."""
+        if self.embeds_NE is None:
+            return None
+        return GivenEmbeds(np.arange(count), self.embeds_NE[first : first + count])
 
 
 def _chunks(ids_N: Integers, size: int) -> Iterator[tuple[int, Integers]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.devices import DeviceProfile
+from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import geometry_of, options_of
 from rbln_vllm.model_impl import is_compiled_directory
 from rbln_vllm.optimum.directory import CompiledDirectory
@@ -43,6 +44,7 @@ def take_over(
     found.check_device(profile.name)
     found.warn_of_other_code(logger)
     _check_unchangeable(args, found)
+    args.runner = found.config.runner
     for name, recorded in ARGUMENTS.items():
         _set(args, name, getattr(found.config, recorded), logger)
     _take_over_adapters(args, found, logger)
@@ -61,6 +63,16 @@ def _check_unchangeable(args: "EngineArgs", found: CompiledDirectory) -> None:
         raise ValueError(
             f"--max-num-batched-tokens {chunk} is not the prefill chunk of the compiled model, "
             f"{compiled}: leave it out, or compile it anew with {found.compile_command}"
+        )
+    if args.runner not in ("auto", found.config.runner):
+        raise ValueError(
+            f"--runner {args.runner}, but {found.path} was compiled for {found.config.cls_name}: "
+            f"leave it out, or compile the original with --runner {args.runner}"
+        )
+    if args.enable_prompt_embeds and not found.config.use_inputs_embeds:
+        raise ValueError(
+            f"--enable-prompt-embeds, but the programs of {found.path} take token ids: leave it "
+            f"out, or compile it anew with {found.compile_command} --use-inputs-embeds"
         )
     if args.hf_overrides:
         raise ValueError(
@@ -133,8 +145,11 @@ def upstream_rank(rank: int) -> int:
 def _overrides(
     config: OptimumRBLNConfig, recorded: RecordedConfig, logger: Logger
 ) -> dict[str, Any]:
-    """The decode buckets that were compiled; all else that was asked for is dropped."""
-    kept = {"decoder_batch_sizes": list(recorded.decoder_batch_sizes)}
+    """The decode buckets and the inputs that were compiled; all else that was asked for is
+    dropped."""
+    kept: dict[str, Any] = {"decoder_batch_sizes": list(recorded.decoder_batch_sizes)}
+    if recorded.use_inputs_embeds:
+        kept["use_inputs_embeds"] = True
     dropped = {n: v for n, v in config.optimum_overrides.items() if kept.get(n) != v}
     if dropped:
         logger.info("optimum_overrides %s have no effect on a compiled model", dropped)
@@ -152,4 +167,29 @@ def check_compiled_programs(vllm_config: "VllmConfig") -> None:
     path = compiled_path(vllm_config)
     if path is not None:
         found = CompiledDirectory.read(path, host_toolchain())
+        _check_speculation(vllm_config, found)
         found.check_programs(geometry_of(vllm_config).table.names)
+
+
+def _check_speculation(vllm_config: "VllmConfig", found: CompiledDirectory) -> None:
+    """ValueError for drafts that the directory has no programs for, with what to do."""
+    speculation, compiled = vllm_config.speculative_config, found.config.num_speculative_tokens
+    if speculation is None:
+        return
+    if drafts_by_program(vllm_config):
+        raise ValueError(
+            f"{found.path} holds no programs of a drafter, which the speculative method "
+            f"{speculation.method} has: use ngram or suffix, or serve the original by its name"
+        )
+    wanted = int(speculation.num_speculative_tokens)
+    if compiled == 0:
+        raise ValueError(
+            f"{found.path} was compiled without speculative decoding: leave out "
+            f"--speculative-config, or compile it anew with {found.compile_command} "
+            f"--num-speculative-tokens {wanted}"
+        )
+    if wanted != compiled:
+        raise ValueError(
+            f"{found.path} was compiled for {compiled} drafts, not for {wanted}: set "
+            f"num_speculative_tokens to {compiled}, or compile it anew for {wanted}"
+        )

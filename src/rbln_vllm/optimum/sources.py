@@ -17,6 +17,7 @@ SERVED = (
     "vocab.*",
     "merges.txt",
     "spiece.model",
+    "sentencepiece*.model",
     "*.tiktoken",
     "chat_template.*",
     "LICENSE*",

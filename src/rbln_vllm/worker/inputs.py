@@ -14,8 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rbln_vllm.models.program_inputs import EMBEDS_INPUT
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import NO_ADAPTER, PADDING_POSITION, PADDING_SLOT, SLOTS_INPUT
+from rbln_vllm.toolchain import (
+    NO_ADAPTER,
+    PADDING_POSITION,
+    PADDING_SLOT,
+    SLOTS_INPUT,
+    TensorSpec,
+)
+from rbln_vllm.worker.embeddings import GivenEmbeds, given_embeds
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import InputBatch
@@ -44,6 +52,8 @@ class StepInputs:
     block_table_BT: Integers
     adapters_N: Integers | None = None
     """The slot of each token's adapter; None when no token has one."""
+    embeds: GivenEmbeds | None = None
+    """Embeddings in place of some tokens, whose ids then mean nothing."""
 
     def __post_init__(self) -> None:
         if not len(self.input_ids_N) == len(self.positions_N) == len(self.slots_N):
@@ -88,15 +98,20 @@ def step_inputs(
     """
     rows_N, offsets_N = _rows_and_offsets(counts_B)
     positions_N = batch.num_computed_tokens_cpu[rows_N] + offsets_N
+    ids_N = batch.token_ids_cpu[rows_N, positions_N]
+    embeds = given_embeds(batch, rows_N, positions_N)
+    if embeds is not None:
+        ids_N[embeds.places_K] = PADDING_TOKEN
     table = batch.block_table[0]
     blocks_BT = table.get_numpy_array()[: len(counts_B)]
     return StepInputs(
-        batch.token_ids_cpu[rows_N, positions_N],
+        ids_N,
         positions_N,
         slots_of(blocks_BT, rows_N, positions_N, table.block_size),
         counts_B,
         blocks_BT,
         None if adapters_B is None else adapters_B[rows_N],
+        embeds,
     )
 
 
@@ -117,9 +132,14 @@ def slots_of(
 
 
 class StagedInputs:
-    """The input buffers of one forward program."""
+    """The input buffers of one forward program.
 
-    def __init__(self, key: ProgramKey, num_blocks_per_seq: int) -> None:
+    ``embeds`` is the shape and type of its embeddings, for one that takes such.
+    """
+
+    def __init__(
+        self, key: ProgramKey, num_blocks_per_seq: int, embeds: TensorSpec | None = None
+    ) -> None:
         self.key = key
         tokens = key.num_tokens
         self.tensors = {
@@ -132,6 +152,8 @@ class StagedInputs:
         }
         """By the names of the program's inputs; one without adapters ignores their slots."""
         self._arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+        if embeds is not None:
+            self.tensors[EMBEDS_INPUT] = torch.zeros(embeds.shape, dtype=embeds.dtype)
 
     def stage(self, step: StepInputs) -> dict[str, Tensor]:
         """Copy a step in and pad the rest. ValueError for a step that does not fit."""
@@ -152,6 +174,12 @@ class StagedInputs:
         _fill(table, slice(rows), step.block_table_BT[:, : table.shape[1]], PADDING_BLOCK)
         return self.tensors
 
+    def stage_embeds(self, step: StepInputs, embeds_NE: Tensor) -> None:
+        """Copy in the embeddings of a step that was staged; padding is 0."""
+        buffer = self.tensors[EMBEDS_INPUT]
+        buffer.zero_()
+        buffer[index_of(self.rows_of(step))] = embeds_NE
+
     def rows_of(self, step: StepInputs) -> "Places":
         """Where the step's tokens are among the program's: a slice where no padding is between."""
         tokens, query = step.num_tokens, self.key.query
@@ -162,6 +190,11 @@ class StagedInputs:
 
 
 Places: TypeAlias = slice | Integers
+
+
+def index_of(places: Places) -> slice | Tensor:
+    """As torch takes it."""
+    return places if isinstance(places, slice) else torch.from_numpy(places)
 
 
 def _fill(buffer: Integers, at: Places, values: Integers, padding: int) -> None:

@@ -3,26 +3,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.toolchain import Executable
-from rbln_vllm.worker.inputs import StagedInputs, StepInputs
-
-
-class Programs(Protocol):
-    """Where programs come from."""
-
-    @property
-    def executable(self) -> Executable: ...
-
-    def ensure(self, key: ProgramKey) -> None:
-        """Make a program available; MissingProgramError when it may not be compiled now."""
-        ...
+from rbln_vllm.worker.embed_programs import EmbedPrograms, Programs, embeds_spec
+from rbln_vllm.worker.inputs import StagedInputs, StepInputs, index_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +33,7 @@ class ProgramModel(torch.nn.Module):
     def __init__(self, geometry: Geometry, store: Programs) -> None:
         super().__init__()
         self._table, self._store = geometry.table, store
+        self._embeds = EmbedPrograms(geometry.table, store) if geometry.takes_embeds else None
         self._num_blocks_per_seq = geometry.num_blocks_per_seq
         self._staged: dict[ProgramKey, StagedInputs] = {}
         self._rows: dict[ProgramKey, Tensor] = {}
@@ -60,14 +49,18 @@ class ProgramModel(torch.nn.Module):
         """
         self._store.ensure(key)
         if key not in self._staged:
-            self._staged[key] = StagedInputs(key, self._num_blocks_per_seq)
+            spec = None
+            if self._embeds is not None:
+                spec = embeds_spec(self._store.executable, key)
+            self._staged[key] = StagedInputs(key, self._num_blocks_per_seq, spec)
         staged = self._staged[key]
         inputs, places = staged.stage(step), staged.rows_of(step)
+        if self._embeds is not None:
+            staged.stage_embeds(step, self._embeds.of(step))
         last = places.stop if isinstance(places, slice) else int(places[-1]) + 1
-        rows = places if isinstance(places, slice) else torch.from_numpy(places)
         self.launched()
         outputs = self._store.executable.run(key.name, inputs, last)
-        return StepOutputs(*(output[rows] for output in outputs))
+        return StepOutputs(*(output[index_of(places)] for output in outputs))
 
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
         """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs.

@@ -69,6 +69,8 @@ class ProgramRunner(CPUModelRunner):
         # The engine may schedule a step ahead; steps run in order, so here every token is known
         # when the next step is prepared and nothing of upstream's way around that is needed.
         self.use_async_scheduling = self.use_async_spec_decode = False
+        # Embeddings are staged like all else that programs take.
+        self.enable_prompt_embeds = False
         self.prepare_inputs_event = None
         self._geometry, self._store = geometry, store
         self._plan: StepPlan | None = None

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from rbln_vllm.programs import ProgramKey, ProgramTable, Role
+from rbln_vllm.worker.embed_programs import embeds_spec
 from rbln_vllm.worker.inputs import StagedInputs, StepInputs
 from rbln_vllm.worker.pooling.inputs import EncoderInputs, StagedEncoder
 from rbln_vllm.worker.program_store import ProgramStore
@@ -21,7 +22,8 @@ def warm_up(table: ProgramTable, store: ProgramStore, num_blocks_per_seq: int) -
         if key.name not in store.executable.program_names:
             continue
         if key.role in (Role.PREFILL, Role.DECODE):
-            _run_padding(key, store, num_blocks_per_seq)
+            spec = embeds_spec(store.executable, key) if table.takes_embeds else None
+            _run_padding(key, store, StagedInputs(key, num_blocks_per_seq, spec))
         elif key.role is Role.ENCODER:
             _run_no_sequence(key, store)
         else:
@@ -35,7 +37,8 @@ def _run_no_sequence(key: ProgramKey, store: ProgramStore) -> None:
     store.executable.run(key.name, inputs)
 
 
-def _run_padding(key: ProgramKey, store: ProgramStore, num_blocks_per_seq: int) -> None:
-    none, no_rows = np.empty(0, np.int64), np.empty((0, num_blocks_per_seq), np.int64)
+def _run_padding(key: ProgramKey, store: ProgramStore, staged: StagedInputs) -> None:
+    blocks = staged.tensors["block_table"].shape[1]
+    none, no_rows = np.empty(0, np.int64), np.empty((0, blocks), np.int64)
     nothing = StepInputs(none, none, none, none, no_rows)
-    store.executable.run(key.name, StagedInputs(key, num_blocks_per_seq).stage(nothing))
+    store.executable.run(key.name, staged.stage(nothing))

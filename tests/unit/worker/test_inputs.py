@@ -148,6 +148,7 @@ def batch_of(computed: list[int], seed: int = 0, blocks: int = 6) -> Any:
     table = 1 + random.permutation(rows * blocks).reshape(rows, blocks).astype(np.int32)
     return SimpleNamespace(
         num_computed_tokens_cpu=np.array([*computed, POISON, POISON], dtype=np.int32),
+        req_prompt_embeds={},
         token_ids_cpu=random.integers(0, 1000, (rows, blocks * BLOCK), dtype=np.int32),
         block_table=[SimpleNamespace(block_size=BLOCK, get_numpy_array=lambda: table)],
     )

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.models.kv_layers import KVLayer
-from rbln_vllm.models.program_inputs import forward_inputs, free_axes
+from rbln_vllm.models.program_inputs import EMBEDS_INPUT, forward_inputs, free_axes
 from rbln_vllm.models.sampler import capture_sampler, is_sampler
 from rbln_vllm.models.transformers.attention import PagedStep
 from rbln_vllm.models.transformers.layers import attention_layers
@@ -28,6 +28,7 @@ class TransformersModelBuilder:
     """Builds the model (with its weights) and compiles its programs.
 
     What layers there are is known without weights; those are loaded when a program is compiled.
+    ValueError for windows that the device cannot have.
     """
 
     def __init__(
@@ -36,6 +37,9 @@ class TransformersModelBuilder:
         self._source, self._geometry = source, geometry
         model = source.shape()
         self.kv_layers: tuple[KVLayer, ...] = attention_layers(model)
+        for layer in self.kv_layers:
+            if layer.window:
+                geometry.profile.check_window(layer.window, geometry.chunk)
         self.adapters = None if adapters is None else adapters.adapters(linears(model))
 
     def compile(self, keys: Sequence[ProgramKey], toolchain: Toolchain) -> Iterator[Captured]:
@@ -50,11 +54,7 @@ class TransformersModelBuilder:
 
     def named_weights(self) -> dict[str, Tensor]:
         """Parameters and buffers by every name they have. Loads the model."""
-        named = (
-            *self.module.named_parameters(remove_duplicate=False),
-            *self.module.named_buffers(remove_duplicate=False),
-        )
-        return {name: tensor.detach() for name, tensor in named}
+        return named_weights(self.module)
 
     @cached_property
     def module(self) -> PreTrainedModel:
@@ -71,26 +71,49 @@ class TransformersModelBuilder:
             return compiler.capture(self.logits, self._logits_inputs(key), key.name)
         if is_sampler(key):
             return capture_sampler(key, compiler, self._head_VH.shape[0], self._source.dtype)
-        inputs = forward_inputs(key, self._geometry, self.kv_layers)
+        if key.role is Role.EMBED:
+            ids_N = torch.zeros(key.batch, dtype=torch.int32)
+            return compiler.capture(self.embed, {"input_ids": ids_N}, key.name)
+        inputs = self._forward_inputs(key)
         axes = free_axes(self.kv_layers)
         return compiler.capture(self.forward, inputs, key.name, axes, self.adapters)
 
+    def _forward_inputs(self, key: ProgramKey) -> dict[str, Tensor]:
+        inputs = forward_inputs(key, self._geometry, self.kv_layers)
+        if not self._geometry.takes_embeds:
+            return inputs
+        del inputs["input_ids"]
+        width = cast(Any, self.module.get_input_embeddings()).weight.shape[1]
+        embeds_NE = torch.zeros(key.num_tokens, width, dtype=self._source.dtype)
+        return {EMBEDS_INPUT: embeds_NE, **inputs}
+
     def forward(
         self,
-        input_ids: Tensor,
+        *,
         positions: Tensor,
         block_table: Tensor,
         slots: Tensor,
         query_pos: Tensor,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kv_caches: Tensor,
     ) -> Tensor:
-        """Token ids ``[N]`` to hidden states ``[N, hidden]``."""
+        """Token ids ``[N]``, or embeddings ``[N, E]``, to hidden states ``[N, hidden]``."""
         step = PagedStep(tuple(kv_caches.values()), block_table, slots, query_pos)
         output = self.module.base_model(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, paged=step
+            input_ids=None if input_ids is None else input_ids[None],
+            inputs_embeds=None if inputs_embeds is None else inputs_embeds[None],
+            position_ids=positions[None],
+            use_cache=False,
+            paged=step,
         )
         hidden_NH: Tensor = output.last_hidden_state[0]
         return hidden_NH
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Token ids ``[N]`` to embeddings ``[N, E]``, as the model would look them up itself."""
+        embeds_NE: Tensor = cast(Any, self.module.get_input_embeddings())(input_ids)
+        return embeds_NE
 
     def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states of any rows to their logits, and to the token each row likes best."""
@@ -105,6 +128,15 @@ class TransformersModelBuilder:
     def _head_VH(self) -> Tensor:  # noqa: N802
         weight_VH: Tensor = cast(Any, self.module.get_output_embeddings()).weight
         return weight_VH
+
+
+def named_weights(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by every name they have."""
+    named = (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    )
+    return {name: tensor.detach() for name, tensor in named}
 
 
 class _GivenHidden(torch.nn.Module):

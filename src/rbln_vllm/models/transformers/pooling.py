@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.models.transformers.attention import WholeStep
-from rbln_vllm.models.transformers.builder import TransformersModelBuilder
+from rbln_vllm.models.transformers.builder import TransformersModelBuilder, named_weights
 from rbln_vllm.models.transformers.heads import HEAD, attach_answers, attach_classifier
 from rbln_vllm.models.transformers.source import ModelSource
 from rbln_vllm.pooling import classifies
@@ -93,6 +93,10 @@ class EncoderBuilder:
         compiler = toolchain.compiler(self._model)
         for key in keys:
             yield self._compile(key, compiler)
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Parameters and buffers by every name they have. Loads the model."""
+        return named_weights(self._model)
 
     @cached_property
     def _model(self) -> PreTrainedModel:

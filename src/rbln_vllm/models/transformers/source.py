@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import rbln_vllm.models.transformers.exaone  # noqa: F401  (registers its modules)
+from rbln_vllm.models.architectures import Architecture
 from rbln_vllm.models.exaone import key_mapping, own_config
 from rbln_vllm.models.mxfp4 import set_dequantised
 from rbln_vllm.models.transformers.attention import ATTENTION
@@ -129,6 +130,13 @@ def _auto_class(model: "ModelConfig") -> Any:
         return AutoModelForSequenceClassification
     generates = model.architectures[0].endswith("ForCausalLM")
     return AutoModelForCausalLM if generates else AutoModel
+
+
+def auto_class_of(row: Architecture, config: PretrainedConfig) -> Any:
+    """Transformers' class that makes a model which is compiled as this architecture."""
+    if not row.only_pools or is_original_reranker(config):
+        return AutoModelForCausalLM
+    return AutoModelForSequenceClassification if row.classifies else AutoModel
 
 
 def _finished(model: PreTrainedModel) -> PreTrainedModel:

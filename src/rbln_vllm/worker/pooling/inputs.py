@@ -2,14 +2,17 @@
 """Staging of whole sequences into an encoder program: one after another, padding at the end."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.worker.inputs import PADDING_TOKEN, Integers
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class EncoderInputs:
 
 
 def encoder_step(
-    batch: InputBatch, lengths_B: Integers, token_types_N: Integers | None = None
+    batch: "InputBatch", lengths_B: Integers, token_types_N: Integers | None = None
 ) -> EncoderInputs:
     """The whole sequences of vLLM's batch."""
     rows_N, positions_N = places(lengths_B)
