@@ -46,8 +46,10 @@ struct LinearTasks {
     t.granule = s.rows > kSlimRows ? (s.gated ? 1 : 2) : (s.gated ? 2 : 4);
     int64_t units =
         std::max<int64_t>(1, kTaskBytes / (group_bytes * (s.gated ? 2 : 1) * t.granule));
-    // Few columns: smaller tasks, so that all threads get some.
-    while (units > 1 && s.groups / (t.granule * units) < 8) units /= 2;
+    // Few columns: smaller tasks, so that all threads get some. With more rows a task is longer,
+    // and so is what one thread waits for another at the end.
+    const int64_t least = s.rows > kWideRows ? 12 : 8;
+    while (units > 1 && s.groups / (t.granule * units) < least) units /= 2;
     t.per_task = t.granule * units;
     const int64_t whole = (s.groups + t.per_task - 1) / t.per_task;
     t.large = s.rows >= kManyRows ? s.groups * 3 / 4 / t.per_task : whole;
