@@ -6,11 +6,16 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CXX_SOURCES = $(shell find src benchmarks -name '*.cc' -o -name '*.h')
 SETUP := $(VENV)/.setup-done
+PACKAGES := rbln_vllm rbln_host benchmarks examples
 DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 
 MODEL ?= $(DEFAULT_MODEL)
 PORT ?=
 ARGS ?=
+# Neighbours share engines and servers: each process gets a run of tests, the first to end takes half
+# of what another has left.
+WORKERS ?= 2
+IN_PARALLEL = -n $(WORKERS) --dist worksteal
 PYTEST_ARGS ?=
 
 IS_311 := -c 'import sys; sys.version_info[:2] == (3, 11) and print("yes")'
@@ -60,10 +65,8 @@ demo: native $(MODEL_DIR) ## serve MODEL, ask it one question, stop
 lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
 	$(BIN)/mypy scripts/*.py
-	$(BIN)/mypy -p benchmarks
-	$(BIN)/mypy -p examples
 	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 
 format: $(SETUP) ## let ruff and clang-format mend what they can
@@ -71,11 +74,11 @@ format: $(SETUP) ## let ruff and clang-format mend what they can
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-# A process for each: the scheduler's tests run on vLLM's own platform, the others on ours.
-test: native ## run all tests; PYTEST_ARGS="tests/unit -x" narrows them
+# Processes for each: the scheduler's tests run on vLLM's own platform, the others on ours.
+test: native ## run all tests in WORKERS (2) processes; PYTEST_ARGS="tests/unit -x" narrows them
 ifeq ($(PYTEST_ARGS),)
 	@failed=; for suite in tests/unit tests/engine tests/server; do \
-	  echo "== $$suite"; $(BIN)/pytest $$suite || failed="$$failed $$suite"; \
+	  echo "== $$suite"; $(BIN)/pytest $(IN_PARALLEL) $$suite || failed="$$failed $$suite"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 else
 	$(BIN)/pytest $(PYTEST_ARGS)
@@ -88,11 +91,11 @@ bench: native $(MODEL_DIR) ## measure limits, ours and the peers; ARGS="--sectio
 	@$(BIN)/python -m benchmarks.run $(MODEL) $(ARGS)
 
 sanitize: $(SETUP) ## run the kernel tests under AddressSanitizer and UBSan
-	@$(BIN)/python scripts/sanitize.py $(PYTEST_ARGS)
+	@$(BIN)/python scripts/sanitize.py $(or $(PYTEST_ARGS),$(IN_PARALLEL))
 
-wheel: $(SETUP) ## build a wheel into dist and check that it works without a compiler
+wheel: native ## build a wheel into dist and check that it works without a compiler
 	@rm -rf dist
-	@$(BIN)/pip wheel -q --no-build-isolation --no-deps -w dist .
+	@$(BIN)/pip wheel -q --no-build-isolation --no-deps -C build-dir=$(NATIVE_BUILD) -w dist .
 	@$(BIN)/python scripts/check_wheel.py dist/*.whl
 
 clean: ## remove caches and build output

@@ -8,9 +8,11 @@ Safe to run again: what is installed already stays. Pip's own output is shown on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -21,6 +23,7 @@ HOST = ROOT / "requirements" / "host.txt"
 DEV = ROOT / "requirements" / "dev.txt"
 KV_CONNECTORS = ROOT / "requirements" / "kv_connectors.txt"
 PINNED_FOR = (3, 11)
+BUILD_TOOLS = ("cmake", "nanobind", "ninja", "packaging", "pathspec", "scikit-build-core")
 
 
 class SetupError(Exception):
@@ -33,6 +36,7 @@ class Environment:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.python = directory / "bin" / "python"
+        self._project: subprocess.Popen[str] | None = None
 
     def create(self) -> None:
         """Create the environment unless it has a working interpreter of the right version."""
@@ -63,9 +67,34 @@ class Environment:
         """Install the releases of a lock file and nothing they ask for beyond it."""
         self.pip_install(["-r", str(lock)], packages=len(pins(lock)))
 
-    def install_project(self) -> None:
-        """Install this project editable; its extension is built by the tools that are pinned."""
-        self.pip_install(["--no-build-isolation", "-e", str(ROOT)], packages=1)
+    def start_project(self) -> None:
+        """Begin to install this project editable, with the tools that are pinned to build it.
+
+        To compile its native executor takes a minute or two of a processor, which the packages
+        leave idle: so it goes on beside them, in a process group of its own.
+        """
+        self.pip_install([pin_of(name) for name in BUILD_TOOLS], packages=len(BUILD_TOOLS))
+        self._project = subprocess.Popen(
+            self.pip_command(["--no-build-isolation", "-e", str(ROOT)]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish_project(self) -> None:
+        """Wait for what `start_project` began."""
+        assert self._project is not None
+        output, _ = self._project.communicate()
+        if self._project.returncode != 0:
+            raise SetupError(f"{output[-8000:]}\nthis project could not be installed, see above")
+
+    def stop(self) -> None:
+        """End what still goes on beside the steps."""
+        if self._project is not None and self._project.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._project.pid, signal.SIGTERM)
+            self._project.communicate()
 
     def repair(self) -> None:
         """Mend what the registry's packages get wrong beside each other."""
@@ -75,8 +104,7 @@ class Environment:
 
     def pip_install(self, arguments: list[str], packages: int) -> None:
         """`pip install --no-deps` with a counter in place of pip's output."""
-        command = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-input"]
-        command += ["--progress-bar", "off", "--disable-pip-version-check", *arguments]
+        command = self.pip_command(arguments)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -84,6 +112,11 @@ class Environment:
         output = show_progress(process.stdout, packages)
         if process.wait() != 0:
             raise SetupError("".join(output[-30:]) + f"\npip failed: {' '.join(command)}")
+
+    def pip_command(self, arguments: list[str]) -> list[str]:
+        """`pip install --no-deps` of this environment, without questions and bars."""
+        command = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-input"]
+        return [*command, "--progress-bar", "off", "--disable-pip-version-check", *arguments]
 
 
 def check_compiler() -> None:
@@ -116,8 +149,8 @@ def pins(lock: Path) -> list[str]:
 
 
 def pin_of(name: str) -> str:
-    """The line of host.txt for one distribution."""
-    return next(line for line in pins(HOST) if line.startswith(f"{name}=="))
+    """The line of host.txt or dev.txt for one distribution."""
+    return next(line for line in pins(HOST) + pins(DEV) if line.startswith(f"{name}=="))
 
 
 def show_progress(lines: Iterable[str], packages: int) -> list[str]:
@@ -157,16 +190,29 @@ def main(argv: list[str]) -> int:
         print(f"error: the pinned releases are for Python {wanted}, this is {sys.version}")
         return 1
     environment = Environment(Path(argv[0]))
-    steps: list[tuple[str, Callable[[], None]]] = [
+    try:
+        return take(steps_of(environment))
+    finally:
+        environment.stop()
+
+
+def steps_of(environment: Environment) -> list[tuple[str, Callable[[], None]]]:
+    """What is done, in order, and how each step is called."""
+    return [
         ("C++ compiler", check_compiler),
-        (f"virtual environment {argv[0]}", environment.create),
+        (f"virtual environment {environment.directory}", environment.create),
         (f"{pin_of('torch')} for CPU", environment.install_torch),
+        ("build tools; compiling begins in the background", environment.start_project),
         ("vLLM for CPU and what it needs", lambda: environment.install_locked(HOST)),
         ("tools for build, tests and demonstration model", lambda: environment.install_locked(DEV)),
         ("LMCache, without CUDA", lambda: environment.install_locked(KV_CONNECTORS)),
-        ("this project, compiling its native executor", environment.install_project),
+        ("this project and its native executor", environment.finish_project),
         ("checks and repairs", environment.repair),
     ]
+
+
+def take(steps: list[tuple[str, Callable[[], None]]]) -> int:
+    """Take all steps, until one fails; returns the exit code."""
     for number, (title, step) in enumerate(steps, start=1):
         print(f"[{number}/{len(steps)}] {title}", flush=True)
         try:

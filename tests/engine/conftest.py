@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ import rbln_host.ops
 import rbln_vllm.models
 from rbln_vllm.sources import digest_packages
 from tests.engine.engines import environment, running_engine
+from tests.engine.kept import kept_directory
 from tests.models import ROOT
 
 # A cache root from outside wins over ours.
@@ -35,9 +36,9 @@ def engine_environment(private_compile_cache: None) -> Iterator[None]:
 
     Engines share vLLM's process groups, which the first to end would take from the others.
     """
-    root = OUTER_ROOT or str(_fresh_cache_root(ROOT / ".cache" / "engine-tests"))
     with (
-        environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=root),
+        _cache_root() as root,
+        environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=str(root)),
         patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
     ):
         yield
@@ -45,15 +46,11 @@ def engine_environment(private_compile_cache: None) -> Iterator[None]:
     destroy_distributed_environment()
 
 
-def _fresh_cache_root(root: Path) -> Path:
-    """`root`, without programs of older compilers: nothing would ever use or remove them."""
-    stamp = digest_packages((rbln_vllm.models, rbln_host.compiler, rbln_host.ops))
-    stamp_file = root / "compiler"
-    if not stamp_file.exists() or stamp_file.read_text() != stamp:
-        shutil.rmtree(root / "rbln", ignore_errors=True)
-        root.mkdir(parents=True, exist_ok=True)
-        stamp_file.write_text(stamp)
-    return root
+def _cache_root() -> AbstractContextManager[Path]:
+    if OUTER_ROOT is not None:
+        return nullcontext(Path(OUTER_ROOT))
+    compiler = digest_packages((rbln_vllm.models, rbln_host.compiler, rbln_host.ops))
+    return kept_directory(ROOT / ".cache" / "engine-tests", compiler)
 
 
 @pytest.fixture(scope="package")

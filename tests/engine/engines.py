@@ -44,8 +44,15 @@ DEFAULTS: Mapping[str, Any] = {
 @contextmanager
 def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
     """An engine with `DEFAULTS`, changed by `arguments`; shut down at the end."""
+    with started(model_dir, **{**DEFAULTS, **arguments}) as llm:
+        yield llm
+
+
+@contextmanager
+def started(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
+    """An engine with these arguments only; shut down at the end."""
     vllm.envs.disable_envs_cache()
-    llm = LLM(str(model_dir), **{**DEFAULTS, **arguments})
+    llm = LLM(str(model_dir), **arguments)
     try:
         yield llm
     finally:

@@ -3,22 +3,20 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import vllm.envs
 from torch import Tensor
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 from rbln_vllm.toolchain import host_toolchain
-from tests.engine.engines import core_of, prompt, report, runner_of
+from tests.engine.engines import core_of, prompt, report, runner_of, started
 from tests.pooling_models import (
     POSITIONS,
     embedding,
@@ -52,17 +50,9 @@ RERANKER = {
 }
 
 
-@contextmanager
-def pooling_engine(directory: Path, **arguments: Any) -> Iterator[LLM]:
+def pooling_engine(directory: Path, **arguments: Any) -> AbstractContextManager[LLM]:
     """An engine of a pooling model with `ENCODERS`, changed by `arguments`."""
-    vllm.envs.disable_envs_cache()
-    llm = LLM(str(directory), **{**ENCODERS, **arguments})
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+    return started(directory, **{**ENCODERS, **arguments})
 
 
 def inputs(prompts: Sequence[Sequence[int]]) -> Any:

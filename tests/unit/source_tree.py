@@ -52,10 +52,11 @@ class Source:
                 yield argument.value
 
 
-def sources() -> list[Source]:
+@functools.cache
+def sources() -> tuple[Source, ...]:
     """All Python files below `src/`."""
     files = sorted(SRC.rglob("*.py"))
-    return [Source(file.relative_to(SRC).as_posix(), file.read_text()) for file in files]
+    return tuple(Source(file.relative_to(SRC).as_posix(), file.read_text()) for file in files)
 
 
 def imports_of(names: set[str], package: str) -> set[str]:

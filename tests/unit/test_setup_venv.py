@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scripts import setup_venv
@@ -40,8 +43,43 @@ def test_failing_step_stops_with_pip_output(
     assert setup_venv.main([str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "No space left on device" in shown.err
-    assert "[3/8]" in shown.out
-    assert "[4/8]" not in shown.out
+    assert "[3/9]" in shown.out
+    assert "[4/9]" not in shown.out
+
+
+class FakePip(setup_venv.Environment):
+    """Its pip is a script of the test's own."""
+
+    def __init__(self, directory: Path, script: str) -> None:
+        super().__init__(directory)
+        self._script = script
+
+    def pip_install(self, arguments: list[str], packages: int) -> None:
+        assert len(arguments) == packages
+
+    def pip_command(self, arguments: list[str]) -> list[str]:
+        return [sys.executable, "-c", self._script]
+
+
+def test_a_failing_build_is_shown(tmp_path: Path) -> None:
+    environment = FakePip(tmp_path, "import sys; sys.exit('fatal error: no such file')")
+    environment.start_project()
+    with pytest.raises(setup_venv.SetupError, match="fatal error: no such file"):
+        environment.finish_project()
+
+
+def test_a_build_ends_with_the_step_that_fails_beside_it(tmp_path: Path) -> None:
+    """With the compilers, which are children of pip."""
+    pid_file = tmp_path / "pid"
+    compiler = f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; sleep 600"
+    environment = FakePip(tmp_path, f"import os; os.system({compiler!r})")
+    environment.start_project()
+    while not pid_file.exists():
+        time.sleep(0.01)
+    environment.stop()
+    compiling = int(pid_file.read_text())
+    assert not psutil.pid_exists(compiling) or psutil.Process(compiling).status() == "zombie"
+    environment.stop()
 
 
 def test_missing_compiler_is_said_before_anything_is_made(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rbln_host import _native
+from rbln_host.compiler.pack import GROUP, pack
 from tests.unit.host.native.commands import OUTPUTS
 
 LEVELS: tuple[str, ...] = tuple(_native.isa_levels())
@@ -149,6 +150,22 @@ def random(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
     """Normally distributed values."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype)
+
+
+def weight_of(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
+    """Random, so scaled that products with normal rows are about 1."""
+    return (random(seed, *shape, dtype=torch.float32) / shape[-1] ** 0.5).to(dtype)
+
+
+def poisoned_pack(weight: Tensor) -> Tensor:
+    """``[O, K]`` or ``[E, O, K]``, packed; with NaN where zeros fill up the last group."""
+    packed = pack(weight)
+    *experts, columns, _ = weight.shape
+    used = columns % GROUP
+    if used:
+        last = packed.select(len(experts), -1)
+        last.narrow(len(experts) + 1, used, GROUP - used).fill_(torch.nan)
+    return spread(packed)
 
 
 def single(tensor: Tensor | None) -> Tensor | None:

@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rbln_host.compiler.pack import GROUP, pack
+from rbln_host.compiler.pack import pack
 from rbln_host.ops import ACTIVATIONS, gated_linear, linear
 from tests.unit.host.native.programs import (
     Op,
     assert_near,
     assert_same_bits,
     blank,
+    poisoned_pack,
     random,
     run,
     single,
     spread,
+    weight_of,
 )
 from tests.unit.host.native.strategies import (
     each_dtype,
@@ -34,20 +36,6 @@ from tests.unit.host.native.strategies import (
 activations = st.sampled_from(ACTIVATIONS)
 
 
-def poisoned_pack(weight_OK: Tensor) -> Tensor:
-    """Packed, with NaN in place of the zeros that fill up the last group's columns."""
-    packed = pack(weight_OK)
-    used = weight_OK.shape[0] % GROUP
-    if used:
-        packed[-1, :, used:] = torch.nan
-    return spread(packed)
-
-
-def weight_of(seed: int, columns: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Random, so scaled that products with normal rows are about 1."""
-    return (random(seed, columns, width, dtype=torch.float32) / width**0.5).to(dtype)
-
-
 @each_level
 @each_dtype
 @repeatable
@@ -56,7 +44,7 @@ def test_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, activation = data.draw(seeds), data.draw(activations)
     count, width, columns = data.draw(rows), data.draw(widths), data.draw(widths)
     x = placed(data.draw, random(seed, count, width, dtype=dtype))
-    weight = weight_of(seed + 1, columns, width, dtype)
+    weight = weight_of(seed + 1, columns, width, dtype=dtype)
     bias = spread(random(seed + 2, columns, dtype=dtype)) if data.draw(st.booleans()) else None
     residual = None
     if data.draw(st.booleans()):
@@ -76,7 +64,7 @@ def test_gated_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None
     count, width = data.draw(rows), data.draw(widths)
     columns = data.draw(st.sampled_from((16, 32, 48, 64, 112)))
     x = placed(data.draw, random(seed, count, width, dtype=dtype))
-    weight = weight_of(seed + 1, 2 * columns, width, dtype)
+    weight = weight_of(seed + 1, 2 * columns, width, dtype=dtype)
     bias = spread(random(seed + 2, 2 * columns, dtype=dtype)) if data.draw(st.booleans()) else None
     out = placed(data.draw, blank((count, columns), dtype))
     run(Op("gated_linear", [x, poisoned_pack(weight), bias, out], text=activation), isa)
@@ -90,7 +78,7 @@ def test_columns_of_many_tasks(isa: str, dtype: torch.dtype) -> None:
     """Wide enough that a task does not hold all columns, and the last holds fewer."""
     for count in (1, 13):
         x, residual = random(1, count, 700, dtype=dtype), random(3, count, 1000, dtype=dtype)
-        weight = weight_of(2, 1000, 700, dtype)
+        weight = weight_of(2, 1000, 700, dtype=dtype)
         out = blank((count, 1000), dtype)
         run(Op("linear", [x, poisoned_pack(weight), None, residual, out], text="none"), isa)
         exact = linear(x.float(), weight.float(), None, residual.float(), "none")
@@ -104,7 +92,7 @@ def test_columns_of_many_tasks(isa: str, dtype: torch.dtype) -> None:
 @each_level
 @each_dtype
 def test_output_over_its_residual(isa: str, dtype: torch.dtype) -> None:
-    x, weight = random(1, 5, 40, dtype=dtype), weight_of(2, 50, 40, dtype)
+    x, weight = random(1, 5, 40, dtype=dtype), weight_of(2, 50, 40, dtype=dtype)
     residual = random(3, 5, 50, dtype=dtype)
     out = spread(residual)
     run(Op("linear", [x, pack(weight), None, out, out], text="none"), isa)
@@ -114,7 +102,7 @@ def test_output_over_its_residual(isa: str, dtype: torch.dtype) -> None:
 @each_level
 @each_dtype
 def test_no_rows(isa: str, dtype: torch.dtype) -> None:
-    weight = pack(weight_of(1, 32, 8, dtype))
+    weight = pack(weight_of(1, 32, 8, dtype=dtype))
     x = torch.empty(0, 8, dtype=dtype)
     run(Op("linear", [x, weight, None, None, torch.empty(0, 32, dtype=dtype)], text="none"), isa)
     run(Op("gated_linear", [x, weight, None, torch.empty(0, 16, dtype=dtype)], text="silu"), isa)
@@ -125,7 +113,7 @@ def test_no_rows(isa: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_row_that_is_not_finite_stays_alone(isa: str, dtype: torch.dtype, value: float) -> None:
     """Rows of padding may hold anything."""
-    x, weight = random(1, 13, 40, dtype=dtype), weight_of(2, 32, 40, dtype)
+    x, weight = random(1, 13, 40, dtype=dtype), weight_of(2, 32, 40, dtype=dtype)
     results = []
     for row in (x[4].clone(), torch.full_like(x[4], value)):
         x[4] = row
@@ -161,7 +149,10 @@ def test_a_row_is_computed_alike_alone(isa: str, dtype: torch.dtype, data: st.Da
     columns = data.draw(st.sampled_from((16, 48, 96)))
     gated = columns == 96 and data.draw(st.booleans())
     x = random(seed, count, width, dtype=dtype)
-    weight, bias = pack(weight_of(seed + 1, columns, width, dtype)), random(2, columns, dtype=dtype)
+    weight, bias = (
+        pack(weight_of(seed + 1, columns, width, dtype=dtype)),
+        random(2, columns, dtype=dtype),
+    )
 
     def rows_of(some: Tensor) -> Tensor:
         out = blank((len(some), columns // 2 if gated else columns), dtype)

@@ -24,6 +24,7 @@ from tests.unit.host.native.programs import (
     run,
     single,
     spread,
+    weight_of,
 )
 from tests.unit.host.native.strategies import (
     each_dtype,
@@ -85,18 +86,16 @@ class Case:
         made = []
         for part in range(len(self.sizes)):
             shape = (self.slots, self.rank, self.width)
-            a = random(self.seed + 3 + part, *shape, dtype=torch.float32) / self.width**0.5
-            made.append(
-                spread(self._poisoned(a.to(self.dtype), part, lambda s, r: (s, slice(r, None))))
-            )
+            a = weight_of(self.seed + 3 + part, *shape, dtype=self.dtype)
+            made.append(spread(self._poisoned(a, part, lambda s, r: (s, slice(r, None)))))
         return made
 
     def b(self) -> list[Tensor]:
         """``[S, ceil(O / 16), R, 16]`` of each part."""
         made = []
         for part, size in enumerate(self.sizes):
-            plain = random(self.seed + 9 + part, self.slots, size, self.rank, dtype=torch.float32)
-            packed = torch.stack([pack_b((b / self.rank**0.5).to(self.dtype)) for b in plain])
+            plain = weight_of(self.seed + 9 + part, self.slots, size, self.rank, dtype=self.dtype)
+            packed = torch.stack([pack_b(b) for b in plain])
             made.append(
                 spread(self._poisoned(packed, part, lambda s, r: (s, slice(None), slice(r, None))))
             )
@@ -109,10 +108,7 @@ class Case:
         return tensor
 
     def weight(self) -> Tensor:
-        shape = (self.columns, self.width)
-        return (random(self.seed + 20, *shape, dtype=torch.float32) / self.width**0.5).to(
-            self.dtype
-        )
+        return weight_of(self.seed + 20, self.columns, self.width, dtype=self.dtype)
 
     def numbers(self, *names: str) -> dict[str, float]:
         lists = {"modules": self.modules, "starts": self.starts, "sizes": list(self.sizes)}

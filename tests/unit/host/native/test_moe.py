@@ -9,17 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rbln_host.compiler.pack import GROUP, pack
+from rbln_host.compiler.pack import pack
 from rbln_host.ops import ACTIVATIONS, combine_experts, gated_experts, route
 from tests.unit.host.native.programs import (
     Op,
     assert_near,
     assert_same_bits,
     blank,
+    poisoned_pack,
     random,
     run,
     single,
     spread,
+    weight_of,
 )
 from tests.unit.host.native.strategies import (
     each_dtype,
@@ -47,20 +49,6 @@ def experts_of(
     if tokens > 4:
         chosen[3, 0] = 1 << 30
     return spread(chosen.to(dtype), gaps=[1, 3])
-
-
-def weight_of(seed: int, experts: int, columns: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Random, so scaled that products with normal rows are about 1."""
-    return (random(seed, experts, columns, width, dtype=torch.float32) / width**0.5).to(dtype)
-
-
-def poisoned_pack(weight_EOK: Tensor) -> Tensor:
-    """Packed, with NaN in place of the zeros that fill up each expert's last group."""
-    packed = pack(weight_EOK)
-    used = weight_EOK.shape[1] % GROUP
-    if used:
-        packed[:, -1, :, used:] = torch.nan
-    return spread(packed)
 
 
 class TestRoute:
@@ -121,7 +109,7 @@ def test_gated_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> Non
         "offset": data.draw(st.integers(0, 1)),
     }
     x = placed(data.draw, random(seed, tokens, width, dtype=dtype))
-    weight = weight_of(seed + 1, experts, 2 * inner, width, dtype)
+    weight = weight_of(seed + 1, experts, 2 * inner, width, dtype=dtype)
     bias = None
     if data.draw(st.booleans()):
         bias = placed(data.draw, random(seed + 2, experts, 2 * inner, dtype=dtype))
@@ -143,7 +131,7 @@ def test_combine_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> N
     seed, tokens, width, columns = (data.draw(s) for s in (seeds, rows, widths, widths))
     experts, choices = data.draw(counts), data.draw(st.integers(1, 3))
     x = placed(data.draw, random(seed, tokens, choices, width, dtype=dtype))
-    weight = weight_of(seed + 1, experts, columns, width, dtype)
+    weight = weight_of(seed + 1, experts, columns, width, dtype=dtype)
     bias = None
     if data.draw(st.booleans()):
         bias = placed(data.draw, random(seed + 2, experts, columns, dtype=dtype))
@@ -159,7 +147,7 @@ def test_combine_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> N
 @each_dtype
 def test_several_tasks_of_an_expert(isa: str, dtype: torch.dtype) -> None:
     """Wide enough that a task does not hold all columns of an expert, and the last holds fewer."""
-    x, weight = random(1, 20, 900, dtype=dtype), weight_of(2, 3, 2 * 176, 900, dtype)
+    x, weight = random(1, 20, 900, dtype=dtype), weight_of(2, 3, 2 * 176, 900, dtype=dtype)
     chosen, out = experts_of(3, 20, 2, 3), blank((20, 2, 176), dtype)
     rule = {"limit": 0.0, "offset": 0.0}
     run(Op("gated_experts", [x, pack(weight), None, chosen, out], rule, "silu"), isa)
@@ -191,8 +179,8 @@ def test_a_row_is_computed_alike_alone(isa: str, dtype: torch.dtype, data: st.Da
     experts = max(2, experts)
     x, logits = random(seed, tokens, width, dtype=dtype), random(1, tokens, experts, dtype=dtype)
     weights = (
-        weight_of(seed + 1, experts, 96, width, dtype),
-        weight_of(seed + 2, experts, 50, 48, dtype),
+        weight_of(seed + 1, experts, 96, width, dtype=dtype),
+        weight_of(seed + 2, experts, 50, 48, dtype=dtype),
     )
     together = moe(x, logits, weights, isa)
     for row in {0, tokens // 2, tokens - 1}:
@@ -206,7 +194,7 @@ def test_a_row_is_computed_alike_alone(isa: str, dtype: torch.dtype, data: st.Da
 def test_a_row_that_is_not_finite_stays_alone(isa: str, dtype: torch.dtype, value: float) -> None:
     """Rows of padding may hold anything, in their logits too."""
     x, logits = random(1, 13, 40, dtype=dtype), random(2, 13, 4, dtype=dtype)
-    weights = weight_of(3, 4, 64, 40, dtype), weight_of(4, 4, 40, 32, dtype)
+    weights = weight_of(3, 4, 64, 40, dtype=dtype), weight_of(4, 4, 40, 32, dtype=dtype)
     finite = moe(x, logits, weights, isa)
     x[4], logits[4] = value, value
     other = moe(x, logits, weights, isa)
@@ -234,7 +222,7 @@ def test_rounded_once(isa: str, dtype: torch.dtype) -> None:
 def test_only_experts_with_rows_are_read(isa: str, dtype: torch.dtype) -> None:
     """The others' weights are not finite and change nothing."""
     x, logits = random(1, 5, 40, dtype=dtype), random(2, 5, 2, dtype=dtype)
-    weights = [weight_of(3, 4, 64, 40, dtype), weight_of(4, 4, 40, 32, dtype)]
+    weights = [weight_of(3, 4, 64, 40, dtype=dtype), weight_of(4, 4, 40, 32, dtype=dtype)]
     some = torch.cat((logits, torch.full((5, 2), -10.0, dtype=dtype)), dim=-1)
     expected = moe(x, some, (weights[0], weights[1]), isa)
     for weight in weights:
@@ -245,7 +233,7 @@ def test_only_experts_with_rows_are_read(isa: str, dtype: torch.dtype) -> None:
 @each_level
 @each_dtype
 def test_no_rows_and_no_experts(isa: str, dtype: torch.dtype) -> None:
-    weight, rule = pack(weight_of(1, 2, 32, 8, dtype)), {"limit": 0.0, "offset": 0.0}
+    weight, rule = pack(weight_of(1, 2, 32, 8, dtype=dtype)), {"limit": 0.0, "offset": 0.0}
     for tokens in (0, 3):
         none = torch.full((tokens, 2), -1)
         x, between = torch.empty(tokens, 8, dtype=dtype), blank((tokens, 2, 16), dtype)
