@@ -12,10 +12,9 @@ DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 MODEL ?= $(DEFAULT_MODEL)
 PORT ?=
 ARGS ?=
-# Neighbours share engines and servers: each process gets a run of tests, the first to end takes half
-# of what another has left.
+# A file's tests stay together: they share engines and servers.
 WORKERS ?= 2
-IN_PARALLEL = -n $(WORKERS) --dist worksteal
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 
 IS_311 := -c 'import sys; sys.version_info[:2] == (3, 11) and print("yes")'

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -17,6 +20,7 @@ from vllm.distributed.parallel_state import (
     destroy_distributed_environment,
     destroy_model_parallel,
 )
+from vllm.triton_utils import dispatcher
 
 import rbln_host.compiler
 import rbln_host.ops
@@ -31,7 +35,7 @@ OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 
 
 @pytest.fixture(scope="package", autouse=True)
-def engine_environment(private_compile_cache: None) -> Iterator[None]:
+def engine_environment(private_compile_cache: None, tiny_llama_dir: Path) -> Iterator[None]:
     """Engines in this process, programs compiled once per state of the compiler.
 
     Engines share vLLM's process groups, which the first to end would take from the others.
@@ -40,8 +44,12 @@ def engine_environment(private_compile_cache: None) -> Iterator[None]:
         _cache_root() as root,
         environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=str(root)),
         patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
+        _kernels_registered_once(),
     ):
-        yield
+        with running_engine(tiny_llama_dir):
+            pass  # for what it imports
+        with _imports_not_collected():
+            yield
     destroy_model_parallel()
     destroy_distributed_environment()
 
@@ -51,6 +59,34 @@ def _cache_root() -> AbstractContextManager[Path]:
         return nullcontext(Path(OUTER_ROOT))
     compiler = digest_packages((rbln_vllm.models, rbln_host.compiler, rbln_host.ops))
     return kept_directory(ROOT / ".cache" / "engine-tests", compiler)
+
+
+@contextmanager
+def _kernels_registered_once() -> Iterator[None]:
+    """Every engine looks for kernels in all modules, 0.4 s; here only when there are new ones."""
+    register, known = dispatcher.register_kernels, 0
+
+    def register_when_new(overrides: Mapping[str, Callable[..., Any]]) -> None:
+        nonlocal known
+        if known != len(sys.modules):
+            register(overrides)
+            known = len(sys.modules)
+
+    with patch.object(dispatcher, "register_kernels", register_when_new):
+        yield
+
+
+@contextmanager
+def _imports_not_collected() -> Iterator[None]:
+    """An engine collects garbage five times; what imports left made that most of its life here.
+
+    vLLM's own way to spare it, `gc.freeze` at start and `gc.unfreeze` at the end, would undo ours.
+    """
+    gc.collect()
+    gc.freeze()
+    with patch("vllm.v1.engine.core.freeze_gc_heap"), patch.object(gc, "unfreeze"):
+        yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="package")
