@@ -93,7 +93,7 @@ class EagleOracle(DrafterOracle):
     def __init__(self, target: Path, drafter: Path) -> None:
         super().__init__(target, drafter)
         layer = LlamaDecoderLayer(self.config, 0)
-        layer.input_layernorm = torch.nn.Identity()  # type: ignore[assignment]
+        layer.input_layernorm = torch.nn.Identity()
         self.layer = self._loaded(layer, "layers.0.")
         self.rotary = LlamaRotaryEmbedding(self.config)
 
@@ -279,7 +279,8 @@ _GENERATOR = torch.Generator().manual_seed(7)
 
 
 def _random(rows: int, columns: int) -> Tensor:
-    return torch.randn(rows, columns, generator=_GENERATOR) * 1.5 / columns**0.5
+    weight: Tensor = torch.randn(rows, columns, generator=_GENERATOR) * 1.5 / columns**0.5
+    return weight
 
 
 def _norm(size: int) -> Tensor:

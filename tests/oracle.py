@@ -90,7 +90,8 @@ def load_model(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 @torch.inference_mode()
 def _greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int, stops: set[int]) -> Greedy:
-    tokens, gaps = [], []
+    tokens: list[int] = []
+    gaps: list[float] = []
     step, cache = prompt, None
     while len(tokens) < max_tokens:
         output = model(torch.tensor([step]), past_key_values=cache, use_cache=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import vllm.envs
 from torch import Tensor
@@ -153,11 +154,11 @@ def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
         steps[-1].programs.append(name)
         return run(name, inputs, *tokens)
 
-    runner.execute_model, executable.run = recorded_step, recorded_run  # type: ignore[method-assign]
-    try:
+    with (
+        patch.object(runner, "execute_model", recorded_step),
+        patch.object(executable, "run", recorded_run),
+    ):
         yield steps
-    finally:
-        runner.execute_model, executable.run = execute_model, run  # type: ignore[method-assign]
     assert any(step.programs for step in steps), "no program ran"
 
 
@@ -174,7 +175,8 @@ def generate(
 ) -> list[RequestOutput]:
     """All prompts at once; outputs in their order."""
     inputs: Any = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
-    return llm.generate(inputs, params, use_tqdm=False)  # type: ignore[arg-type]
+    outputs: list[RequestOutput] = llm.generate(inputs, params, use_tqdm=False)
+    return outputs
 
 
 def greedy(max_tokens: int, **more: Any) -> SamplingParams:
@@ -195,11 +197,11 @@ def add(
 ) -> str:
     """Queues a request; `run_to_the_end` steps the engine. Returns the engine's own id for it."""
     inputs: Any = {"prompt_token_ids": list(tokens)}
-    return llm.llm_engine.add_request(request_id, inputs, params, **more)
+    return str(llm.llm_engine.add_request(request_id, inputs, params, **more))
 
 
 def run_to_the_end(
-    llm: LLM, before_step: Mapping[int, Callable[[], None]] | None = None, limit: int = 2000
+    llm: LLM, before_step: Mapping[int, Callable[[], object]] | None = None, limit: int = 2000
 ) -> dict[str, RequestOutput]:
     """Steps the engine until it is idle and nothing is left to do.
 
@@ -247,9 +249,6 @@ def counted_preemptions(llm: LLM) -> Iterator[list[str]]:
         preempted.append(request.request_id)
         original(request, *args, **kwargs)
 
-    scheduler._preempt_request = preempt  # type: ignore[method-assign]
-    try:
+    with patch.object(scheduler, "_preempt_request", preempt):
         yield preempted
-    finally:
-        scheduler._preempt_request = original  # type: ignore[method-assign]
     assert preempted, "nothing was preempted"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,7 @@ def run(llm: LLM, abort_at: dict[int, list[str]]) -> dict[str, RequestOutput]:
         known = {request_id.rpartition("-")[0] for request_id in scheduler_of(llm).requests}
         assert not known & set(names)
 
-    return run_to_the_end(
-        llm, {step: lambda names=names: abort(names) for step, names in abort_at.items()}
-    )
+    return run_to_the_end(llm, {step: partial(abort, names) for step, names in abort_at.items()})
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +96,7 @@ def test_two_end_and_one_arrives_in_the_same_step(tiny_llm: LLM, tiny_llama_dir:
         name: greedy(12, min_tokens=index, stop_token_ids=[stop], presence_penalty=index / 4)
         for index, name in enumerate(prompts)
     }
-    alone = {}
+    alone: dict[str, RequestOutput] = {}
     for name, tokens in prompts.items():
         add(tiny_llm, name, tokens, params[name])
         alone |= run_to_the_end(tiny_llm)
@@ -124,9 +123,8 @@ def test_children_of_one_request(llm: LLM, num_steps: int) -> None:
     params = SamplingParams(n=3, seed=1, max_tokens=NEW, ignore_eos=True)
     for step in range(num_steps):
         family = add(llm, "family", prompt(CHUNK + 1), params)
-        run_to_the_end(
-            llm, {step: lambda f=family: llm.llm_engine.abort_request([f], internal=True)}
-        )
+        end = partial(llm.llm_engine.abort_request, [family], internal=True)
+        run_to_the_end(llm, {step: end})
         check_idle(llm)
 
 

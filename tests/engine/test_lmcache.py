@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,8 @@ def test_abort_at_every_step_of_a_hit(llm: LLM) -> None:
     for step in range(12):
         forget_pool(llm)
         names = [add(llm, str(i), each, greedy(6)) for i, each in enumerate(tokens)]
-        outputs = run_to_the_end(
-            llm, {step: lambda n=names: llm.llm_engine.abort_request(n[1::2], internal=True)}
-        )
+        abort = partial(llm.llm_engine.abort_request, names[1::2], internal=True)
+        outputs = run_to_the_end(llm, {step: abort})
         generate(llm, [prompt(2, seed=99)], greedy(1))  # orders go with a step
         assert not lmcache_of().lookup_pins
         check_idle(llm)

@@ -98,9 +98,10 @@ def ask(
 ) -> list[RequestOutput]:
     inputs: Any = [{"prompt_token_ids": list(tokens)} for tokens in prompts]
     requests: Any = [None if saved is None else saved.request for saved in adapters]
-    return llm.generate(  # type: ignore[arg-type]
+    outputs: list[RequestOutput] = llm.generate(
         inputs, params or greedy(NEW), use_tqdm=False, lora_request=requests
     )
+    return outputs
 
 
 def base_tokens(model: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:

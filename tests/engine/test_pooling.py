@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -104,11 +105,8 @@ def programs_run(llm: LLM) -> Iterator[list[str]]:
         names.append(name)
         return run(name, *args)
 
-    executable.run = recorded  # type: ignore[method-assign]
-    try:
+    with patch.object(executable, "run", recorded):
         yield names
-    finally:
-        executable.run = run  # type: ignore[method-assign]
     assert names, "no program ran"
 
 
@@ -152,7 +150,8 @@ class TestEncoders:
     def test_all_tokens(self, bert: LLM) -> None:
         """Vectors of every token, not normalised, stay what they were when others come."""
         directory, prompts = pooling_model_dir("BertModel"), prompts_of((5, 40, 1))
-        engine, found = bert.llm_engine, {}
+        engine = bert.llm_engine
+        found: dict[str, Tensor] = {}
         for number, item in enumerate(inputs(prompts)):
             params = PoolingParams(task="token_embed", use_activation=False)
             engine.add_request(str(number), item, params)

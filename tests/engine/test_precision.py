@@ -28,7 +28,8 @@ RELATIVE = 1e-4
 
 @torch.inference_mode()
 def eager(directory: Path, dtype: torch.dtype) -> Tensor:
-    return load_model(directory, dtype)(torch.tensor([TOKENS])).logits[0].float()
+    logits_NV: Tensor = load_model(directory, dtype)(torch.tensor([TOKENS])).logits[0].float()
+    return logits_NV
 
 
 def rms(values: Tensor) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class TestNeighbours:
 
     def test_while_others_come_and_go(self, tiny_llm: LLM, alone: list[list[int]]) -> None:
         arrivals = {
-            2 * i: lambda i=i: add(tiny_llm, str(i), prompt(7 + i, seed=31), MIX[i])
+            2 * i: partial(add, tiny_llm, str(i), prompt(7 + i, seed=31), MIX[i])
             for i in range(len(MIX))
         }
         outputs = run_to_the_end(tiny_llm, arrivals)
@@ -178,7 +179,8 @@ class TestStopping:
 @torch.inference_mode()
 def greedy_without(model_dir: Path, tokens: list[int], banned: int, number: int) -> list[int]:
     """Greedy text of `NEW` tokens that stops at `banned`, barred from the first `number`."""
-    model, new = load_model(model_dir, torch.float32), []
+    model = load_model(model_dir, torch.float32)
+    new: list[int] = []
     while len(new) < NEW and (not new or new[-1] != banned):
         logits = model(torch.tensor([[*tokens, *new]])).logits[0, -1]
         if len(new) < number:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,8 +128,8 @@ class TestExactBlocks:
     ) -> None:
         prompts = [prompt(length, seed) for seed in range(16)]
         arrivals = {
-            step: lambda i=step // 2: add(tiny_llm, str(i), prompts[i], greedy(12))
-            for step in range(0, 32, 2)
+            2 * i: partial(add, tiny_llm, str(i), tokens, greedy(12))
+            for i, tokens in enumerate(prompts)
         }
         outputs = run_to_the_end(tiny_llm, arrivals)
         got = [tokens_of(outputs[str(index)]) for index in range(16)]

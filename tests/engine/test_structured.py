@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def constrained(max_tokens: int = 60, temperature: float = 0.0, **kind: Any) -> 
 
 def text_of(output: RequestOutput) -> str:
     assert output.outputs[0].finish_reason == "stop"
-    return output.outputs[0].text
+    return str(output.outputs[0].text)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -156,8 +157,8 @@ class TestBesides:
         def arrive(number: int) -> None:
             add(llm, str(number), prompt(70 + number), constrained(regex=patterns[number]))
 
-        actions = {2 * number: lambda n=number: arrive(n) for number in range(4)}
-        actions[9] = lambda: llm.llm_engine.abort_request(["1"])
+        actions = {2 * number: partial(arrive, number) for number in range(4)}
+        actions[9] = partial(llm.llm_engine.abort_request, ["1"])
         outputs = run_to_the_end(llm, actions)
         for number in (0, 2, 3):
             assert re.fullmatch(patterns[number], text_of(outputs[str(number)]))

@@ -93,7 +93,11 @@ class TestServerProcess:
     def test_missed_deadline_ends_everything(
         self, tmp_path: Path, engine_pid_file: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(server_process, "is_healthy", lambda url: time.sleep(0.1) or False)
+        def never(url: str) -> bool:
+            time.sleep(0.1)
+            return False
+
+        monkeypatch.setattr(server_process, "is_healthy", never)
 
         server = ServerProcess([], log_file=tmp_path / "log", deadline=3.0)
         with pytest.raises(ServerError, match="not ready after 3 s"), server:
@@ -107,7 +111,8 @@ class TestServeScript:
         self, fake_bin: Path, engine_pid_file: Path, signum: signal.Signals
     ) -> None:
         port = free_port()
-        command = [fake_bin, SERVE, "a-model", "--port", str(port), "--max-model-len", "64"]
+        options = ["a-model", "--port", str(port), "--max-model-len", "64"]
+        command = [str(fake_bin), str(SERVE), *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serve:
             try:
                 self.check(serve, port, signum)

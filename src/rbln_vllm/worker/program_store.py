@@ -121,7 +121,7 @@ class ProgramStore:
 
     def mark_ready(self) -> None:
         """Start-up is over: free the model, with its copy of the weights, if nothing needs it."""
-        if self._policy.warm_up:
+        if self._policy.warm_up and self._builder is not None:
             self._builder = None
             gc.collect()
 
