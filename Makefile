@@ -77,7 +77,8 @@ format: $(SETUP) ## let ruff and clang-format mend what they can
 test: native ## run all tests in WORKERS (2) processes; PYTEST_ARGS="tests/unit -x" narrows them
 ifeq ($(PYTEST_ARGS),)
 	@failed=; for suite in tests/unit tests/engine tests/server; do \
-	  echo "== $$suite"; $(BIN)/pytest $(IN_PARALLEL) $$suite || failed="$$failed $$suite"; \
+	  echo "== $$suite"; workers="$(IN_PARALLEL)"; [ $$suite != tests/server ] || workers=; \
+	  $(BIN)/pytest $$workers $$suite || failed="$$failed $$suite"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 else
 	$(BIN)/pytest $(PYTEST_ARGS)

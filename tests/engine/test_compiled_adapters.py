@@ -71,7 +71,7 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     root = tmp_path_factory.mktemp("adapters")
-    expected = {None: said(tiny_llama_dir)}
+    expected: dict[str | None, list[list[int]]] = {None: said(tiny_llama_dir)}
     for name, adapter in ADAPTERS.items():
         saved = adapter.save(tiny_llama_dir, root / name)
         merged = merged_model(tiny_llama_dir, saved, root / f"{name}-merged", adapter.scale)
@@ -102,7 +102,7 @@ def ask(
     llm: LLM, which: Sequence[int], requests: Sequence[LoRARequest | None]
 ) -> list[RequestOutput]:
     inputs: Any = [{"prompt_token_ids": PROMPTS[index]} for index in which]
-    found = llm.generate(inputs, greedy(NEW), use_tqdm=False, lora_request=list(requests))  # type: ignore[arg-type]
+    found = llm.generate(inputs, greedy(NEW), use_tqdm=False, lora_request=list(requests))
     return list(found)
 
 
