@@ -6,38 +6,36 @@ which costs little to make and guesses badly. All servers are started once and t
 requests in turn; those that wait are stopped.
 
 usage: python -m benchmarks.draft_models MODEL [--drafter METHOD=DIR...] [--layers N] [--drafts K]
-       [--rounds N] [--upstream] [--json FILE] [--into PAGE]
+       [--rounds N] [--upstream] [--json FILE] [--into PAGE] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drivers import EngineError
-from benchmarks.engines.protocol import Settings
 from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
 from benchmarks.report import fill, markdown_table, number, percent
 from benchmarks.routing import Prompt
-from benchmarks.servers import Server
+from benchmarks.servers import Server, started
 from benchmarks.speculation import (
     BATCHES,
-    KV_GIB,
-    MAX_MODEL_LEN,
     MAX_NUM_SEQS,
     Configuration,
     Taken,
     row,
+    settings_of,
     take,
+    take_if_alive,
+    with_notes,
 )
-from benchmarks.systems import SYSTEMS
 
 UPSTREAM = "vllm_cpu_all"
 QUESTIONS = (
@@ -64,10 +62,10 @@ def main() -> int:
         if args.layers:
             drafters["draft_model"] = str(truncated(args.model, args.layers, Path(scratch)))
         chosen = configurations(drafters, args.drafts, upstream=args.upstream)
-        with servers(args.model, chosen, notes) as alive:
-            results = measure(alive, questions(args.model), args.rounds)
-    rows = [row(name, "chat", batch, taken) for (name, batch), taken in results.items()]
-    table = markdown(rows, chosen)
+        with started(chosen, settings_of(args.model), "drafts", notes) as alive:
+            results = measure(alive, questions(args.model), 1 if args.quick else args.rounds, notes)
+    rows = [row(name, "chat", batch, taken) for (name, batch), taken in results.items() if taken]
+    table = with_notes(markdown(rows, chosen), notes)
     print(table)
     if args.json:
         result = {"benchmark": "draft_models", "notes": notes.lines}
@@ -87,6 +85,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--upstream", action="store_true", help="vLLM's CPU backend as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--into", type=Path, help="page to write the table into")
+    parser.add_argument("--quick", action="store_true", help="only see that everything works")
     return parser.parse_args(arguments)
 
 
@@ -128,34 +127,19 @@ def questions(model: Path) -> list[Prompt]:
     ]
 
 
-@contextlib.contextmanager
-def servers(
-    model: Path, chosen: Mapping[str, Configuration], notes: Notes
-) -> Iterator[dict[str, Server]]:
-    """Start them; what cannot start is left out with a note."""
-    settings = Settings(str(model.resolve()), MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB)
-    with contextlib.ExitStack() as stack:
-        alive: dict[str, Server] = {}
-        for name, one in chosen.items():
-            server = Server(SYSTEMS[one.system], settings, one.server_arguments, f"drafts-{name}")
-            try:
-                alive[name] = stack.enter_context(server)
-            except EngineError as error:
-                notes.add(f"{one.label} is left out: {error}")
-        yield alive
-
-
 def measure(
-    alive: Mapping[str, Server], prompts: list[Prompt], rounds: int
+    alive: dict[str, Server], prompts: list[Prompt], rounds: int, notes: Notes
 ) -> dict[tuple[str, int], list[Taken]]:
     """Every server in turn, one and several requests at a time; which goes first changes."""
     results: dict[tuple[str, int], list[Taken]] = {(n, b): [] for n in alive for b in BATCHES}
-    for server in alive.values():
-        take(server, prompts[:MAX_NUM_SEQS], MAX_NUM_SEQS)  # warms up
+    first = partial(take, prompts=prompts[:MAX_NUM_SEQS], batch=MAX_NUM_SEQS)
+    for name in list(alive):
+        take_if_alive(alive, name, first, notes)  # warms up
     for turn in range(rounds):
         for batch in BATCHES:
+            one_pass = partial(take, prompts=prompts, batch=batch)
             for name in rotated(list(alive), turn):
-                results[name, batch].append(take(alive[name], prompts, batch))
+                results[name, batch] += take_if_alive(alive, name, one_pass, notes)
         print(f"round {turn + 1} of {rounds} done", flush=True)
     return results
 

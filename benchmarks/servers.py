@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from benchmarks.drivers import START_SECONDS, EngineError, end_stopped_group, log_tail
 from benchmarks.engines.protocol import Settings
+from benchmarks.measure import Notes
 from benchmarks.paths import LOGS, ROOT
-from benchmarks.systems import OURS, System
+from benchmarks.systems import OURS, SYSTEMS, System
 from scripts.server_process import LOCALHOST, free_port, is_healthy
 
 # What our platform logs at every start, and no other does.
@@ -124,3 +126,37 @@ class Server:
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"the server of {self.system.label} {what}\n{log_tail(self.log_file)}")
+
+
+class Servable(Protocol):
+    """What a benchmark compares: a system and the arguments of its server."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def system(self) -> str: ...
+
+    @property
+    def server_arguments(self) -> tuple[str, ...]: ...
+
+
+@contextlib.contextmanager
+def started(
+    chosen: Mapping[str, Servable], settings: Settings, prefix: str, notes: Notes
+) -> Iterator[dict[str, Server]]:
+    """A server for each, by its name; what cannot start is left out with a note.
+
+    `prefix` begins the names of their logs.
+    """
+    with contextlib.ExitStack() as stack:
+        alive: dict[str, Server] = {}
+        for name, one in chosen.items():
+            server = Server(SYSTEMS[one.system], settings, one.server_arguments, f"{prefix}-{name}")
+            try:
+                alive[name] = stack.enter_context(server)
+            except EngineError as error:
+                notes.add(f"{one.label} is left out: {error}")
+            else:
+                print(f"started: {one.label}", flush=True)
+        yield alive

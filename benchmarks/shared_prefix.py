@@ -13,26 +13,24 @@ usage: python -m benchmarks.shared_prefix MODEL [--requests N] [--configurations
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import signal
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import openai
 
-from benchmarks.drivers import EngineError
 from benchmarks.engines.protocol import FIRST_TOKEN, LAST_TOKEN, Settings
 from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
 from benchmarks.report import fill, markdown_table, number, percent
 from benchmarks.routing import Answer, Prompt, load
-from benchmarks.servers import Server
-from benchmarks.systems import OURS, SYSTEMS
+from benchmarks.servers import Server, started
+from benchmarks.systems import OURS
 
 SYSTEM_PROMPTS, SYSTEM_TOKENS = 8, (1000, 3000)  # the least and the greatest length
 QUESTION_TOKENS, TOKENS_OUT = 64, 32
@@ -96,7 +94,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     notes = Notes()
     requests = QUICK_REQUESTS if args.quick else args.requests
-    with servers(args.model, args.configurations, notes) as alive:
+    settings = Settings(str(args.model.resolve()), MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB)
+    chosen = {name: CONFIGURATIONS[name] for name in args.configurations}
+    with started(chosen, settings, "prefix", notes) as alive:
         taken = measure(alive, workload(requests, seed=0), notes)
     rows = [row(name, one) for name, one in taken.items() if one.answers]
     table = markdown(rows)
@@ -125,25 +125,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.requests < SLICES * PART:
         parser.error(f"--requests must be at least {SLICES * PART}")
     return options
-
-
-@contextlib.contextmanager
-def servers(model: Path, names: Sequence[str], notes: Notes) -> Iterator[dict[str, Server]]:
-    """Start them; what cannot start, or refuses its arguments, is left out with a note."""
-    settings = Settings(str(model.resolve()), MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB)
-    with contextlib.ExitStack() as stack:
-        alive: dict[str, Server] = {}
-        for name in names:
-            chosen = CONFIGURATIONS[name]
-            system, arguments = SYSTEMS[chosen.system], chosen.server_arguments
-            server = Server(system, settings, arguments, f"prefix-{name}")
-            try:
-                alive[name] = stack.enter_context(server)
-            except EngineError as error:
-                notes.add(f"{chosen.label} is left out: {error}")
-            else:
-                print(f"started: {chosen.label}", flush=True)
-        yield alive
 
 
 def workload(requests: int, seed: int) -> list[Prompt]:

@@ -13,30 +13,29 @@ usage: python -m benchmarks.speculation MODEL [--rounds N] [--configurations NAM
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import random
 import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
-from benchmarks.drivers import EngineError
 from benchmarks.engines.protocol import FIRST_TOKEN, LAST_TOKEN, Settings
 from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
 from benchmarks.report import fill, markdown_table, number, percent
 from benchmarks.routing import Prompt
-from benchmarks.servers import Server
-from benchmarks.systems import OURS, SYSTEMS
+from benchmarks.servers import Server, started
+from benchmarks.systems import OURS
 
 PASSAGE_TOKENS, BEGUN_TOKENS, TOKENS_OUT = 80, 8, 64
 BATCHES = (1, 4)
@@ -93,10 +92,11 @@ def main() -> int:
     # A termination must leave through the `with` blocks that end the servers.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     notes = Notes()
-    with servers(args.model, args.configurations, notes) as alive:
+    chosen = {name: CONFIGURATIONS[name] for name in args.configurations}
+    with started(chosen, settings_of(args.model), "speculation", notes) as alive:
         results = measure(alive, 1 if args.quick else args.rounds, notes)
     rows = [row(*name, taken) for name, taken in results.items() if taken]
-    table = markdown(rows)
+    table = with_notes(markdown(rows), notes)
     print(table)
     if args.json:
         result = {"benchmark": "speculation", "notes": notes.lines}
@@ -120,23 +120,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-@contextlib.contextmanager
-def servers(model: Path, names: Sequence[str], notes: Notes) -> Iterator[dict[str, Server]]:
-    """Start them; what cannot start is left out with a note."""
-    settings = Settings(str(model.resolve()), MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB)
-    with contextlib.ExitStack() as stack:
-        alive: dict[str, Server] = {}
-        for name in names:
-            chosen = CONFIGURATIONS[name]
-            arguments = chosen.server_arguments
-            server = Server(SYSTEMS[chosen.system], settings, arguments, f"speculation-{name}")
-            try:
-                alive[name] = stack.enter_context(server)
-            except EngineError as error:
-                notes.add(f"{chosen.label} is left out: {error}")
-            else:
-                print(f"started: {chosen.label}", flush=True)
-        yield alive
+def settings_of(model: Path) -> Settings:
+    return Settings(str(model.resolve()), MAX_MODEL_LEN, MAX_NUM_SEQS, KV_GIB)
 
 
 def workload(task: str, requests: int, seed: int) -> list[Prompt]:
@@ -157,22 +142,30 @@ def measure(alive: dict[str, Server], rounds: int, notes: Notes) -> Results:
     results: Results = {
         (name, task, batch): [] for name in alive for task in TASKS for batch in BATCHES
     }
-    for server in alive.values():
-        take(server, workload("copy", MAX_NUM_SEQS, seed=-1), MAX_NUM_SEQS)  # warms up
+    first = partial(take, prompts=workload("copy", MAX_NUM_SEQS, seed=-1), batch=MAX_NUM_SEQS)
+    for name in list(alive):
+        take_if_alive(alive, name, first, notes)  # warms up
     for turn in range(rounds):
         for task, temperature in TASKS.items():
             prompts = workload(task, REQUESTS, turn)
             for batch in BATCHES:
+                one_pass = partial(take, prompts=prompts, batch=batch, temperature=temperature)
                 for name in rotated(list(alive), turn):
-                    try:
-                        taken = take(alive[name], prompts, batch, temperature)
-                    except (openai.OpenAIError, httpx.HTTPError) as error:
-                        notes.add(f"{CONFIGURATIONS[name].label}: {error}")
-                        del alive[name]
-                        continue
-                    results[name, task, batch].append(taken)
+                    results[name, task, batch] += take_if_alive(alive, name, one_pass, notes)
         print(f"round {turn + 1} of {rounds} done", flush=True)
     return results
+
+
+def take_if_alive(
+    alive: dict[str, Server], name: str, one_pass: Callable[[Server], Taken], notes: Notes
+) -> list[Taken]:
+    """One pass, or none of a server that fails now: it is left out from now on, with a note."""
+    try:
+        return [one_pass(alive[name])]
+    except (openai.OpenAIError, httpx.HTTPError) as error:
+        notes.add(f"{name} is left out: {error}")
+        del alive[name]
+        return []
 
 
 def take(server: Server, prompts: Sequence[Prompt], batch: int, temperature: float = 0.0) -> Taken:
@@ -216,6 +209,11 @@ def parse_counts(text: str) -> dict[str, float]:
             if line.startswith(f"vllm:spec_decode_{name}_total{{"):
                 counts[name] += float(line.rpartition(" ")[2])
     return counts
+
+
+def with_notes(table: str, notes: Notes) -> str:
+    """What is missing in a table is said below it, without the logs."""
+    return "\n\n".join([table, *(line.partition("\n")[0] for line in notes.lines)])
 
 
 def row(name: str, task: str, batch: int, taken: Sequence[Taken]) -> dict[str, Any]:

@@ -117,6 +117,13 @@ _HOST_SPIN_US = Variable(
     20,
     "Microseconds that an idle thread of the native executor waits awake before it sleeps.",
 )
+_GRAMMAR_SECONDS = Variable(
+    "RBLN_GRAMMAR_SECONDS",
+    parse_count,
+    10,
+    "Seconds that the grammar of a structured output may take to compile before its request is "
+    "answered with 400. 0 = grammars are not compiled before the engine has them.",
+)
 _CACHE_ROOT = Variable(
     "VLLM_CACHE_ROOT",
     parse_optional_text,
@@ -186,6 +193,7 @@ ACTIVE: tuple[Variable[Any], ...] = (
     _HOST_EXECUTOR,
     _HOST_ISA,
     _HOST_SPIN_US,
+    _GRAMMAR_SECONDS,
     _CACHE_ROOT,
     _XDG_CACHE_HOME,
     _DISABLE_COMPILE_CACHE,
@@ -241,6 +249,11 @@ def host_isa() -> str | None:
 def host_spin_us() -> int:
     """Microseconds that an idle native thread waits awake."""
     return _HOST_SPIN_US.get()
+
+
+def grammar_seconds() -> int:
+    """Seconds a grammar may take to compile in the API server; 0 = it is not compiled there."""
+    return _GRAMMAR_SECONDS.get()
 
 
 def cache_root() -> Path:

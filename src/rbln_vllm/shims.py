@@ -6,6 +6,7 @@ Written for vLLM 0.32.0. ``tests/unit/test_shims.py`` fails when one is no longe
 is known to be ours, and ``name_vllm_metadata`` by our command line; nothing here happens at import.
 """
 
+import copy
 import functools
 import importlib.metadata
 import re
@@ -29,6 +30,8 @@ def install() -> None:
     _look_at_models_here()
     _replay_all_kv_events()
     _tell_adapters_apart()
+    _allow_parameters_beside_drafts()
+    _check_grammars_first()
     release_openmp_before_forks()
 
 
@@ -123,6 +126,51 @@ def _tell_adapters_apart() -> None:
         return keys
 
     kv_cache_utils._gen_lora_extra_hash_keys = keys_of
+
+
+def _allow_parameters_beside_drafts() -> None:
+    """Take requests with ``min_p`` and ``logit_bias`` beside speculative decoding.
+
+    Reason: vLLM refuses them, since its verification ignores them; ours is exact for both.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    SamplingParams._validate_spec_decode = _nothing
+
+
+@contextmanager
+def processors_beside_drafts() -> Iterator[None]:
+    """Have a runner that is made meanwhile build all logits processors, drafts or not.
+
+    Reason: as above; beside drafts vLLM makes none for those parameters, and refuses others.
+    """
+    from vllm.v1.worker import gpu_model_runner
+
+    original = gpu_model_runner.build_logitsprocs
+
+    def build(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        without_drafts = copy.copy(vllm_config)
+        without_drafts.speculative_config = None
+        return original(without_drafts, *args, **kwargs)
+
+    gpu_model_runner.build_logitsprocs = build
+    try:
+        yield
+    finally:
+        gpu_model_runner.build_logitsprocs = original
+
+
+def _check_grammars_first() -> None:
+    """Let the engine have a request once its grammar is known to compile.
+
+    Reason: vLLM only reads grammars before it takes a request. Its hook on requests,
+    ``Platform.validate_request``, is called on the server's event loop and cannot wait.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from rbln_vllm.grammars import gate
+
+    gate.install(AsyncLLM)
 
 
 def name_vllm_metadata() -> None:

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR as LMCACHE
 from rbln_vllm.draft_models import PROGRAM_METHODS, check_drafter, make_room
 from rbln_vllm.geometry import options_of
 from rbln_vllm.models.select import implementation_of
@@ -85,15 +86,11 @@ def _check_neighbours(config: "VllmConfig") -> None:
     """What the rest of the configuration must be beside drafts."""
     scheduler, spec = config.scheduler_config, config.speculative_config
     assert spec is not None
-    if config.model_config.logits_processors:
+    transfer = config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector == LMCACHE:
         raise ValueError(
-            "Custom logits processors are not supported with speculative decoding: leave out "
-            "--logits-processors or --speculative-config."
-        )
-    if config.kv_transfer_config is not None or config.cache_config.kv_offloading_size is not None:
-        raise ValueError(
-            "KV connectors are not supported with speculative decoding yet: leave out "
-            "--kv-transfer-config and --kv-offloading-size, or --speculative-config."
+            f"{LMCACHE} is not supported with speculative decoding yet: use OffloadingConnector "
+            "(--kv-offloading-size GIB), or leave out --speculative-config."
         )
     needed = scheduler.max_num_seqs * (1 + spec.max_num_new_slots_for_drafting)
     if scheduler.max_num_batched_tokens < needed:

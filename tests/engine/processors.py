@@ -7,7 +7,12 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
+from vllm.logits_process import LogitsProcessor as RequestLogitsProcessor
+from vllm.v1.sample.logits_processor import (
+    AdapterLogitsProcessor,
+    BatchUpdate,
+    LogitsProcessor,
+)
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 
@@ -33,3 +38,28 @@ class OnlyToken(LogitsProcessor):
 
 def _token_of(params: SamplingParams, _prompt: list[int] | None, _output: list[int]) -> int | None:
     return (params.extra_args or {}).get("only_token")
+
+
+class OnlyOwn(AdapterLogitsProcessor):
+    """The same with a processor for each request that asks for it."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
+        token = _token_of(params, None, [])
+        return None if token is None else _Forced(token)
+
+
+class _Forced:
+    """Has a state: how often it was asked, which must be once for each token of the output."""
+
+    def __init__(self, token: int) -> None:
+        self._token, self._calls = token, 0
+
+    def __call__(self, output_ids: list[int], logits_V: Tensor) -> Tensor:
+        assert len(output_ids) == self._calls
+        self._calls += 1
+        forced_V = torch.full_like(logits_V, -torch.inf)
+        forced_V[self._token] = logits_V[self._token]
+        return forced_V

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from vllm import LLM, SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 from rbln_vllm.worker.speculation.drafters import DraftStep
 from tests import drafters
@@ -37,6 +39,7 @@ from tests.engine.engines import (
 K = 3
 PROMPTS = [prompt(n, seed=n) for n in (1, BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5)]
 TOKENS = 24
+GRAMMAR = "[a-c]{3}-[0-9]{2}"
 
 Dirs = Callable[..., Path]
 
@@ -107,7 +110,32 @@ def plain(tiny_model_dir: Dirs) -> dict[str, list[list[int]]]:
     for name, target in targets(tiny_model_dir).items():
         with running_engine(target) as llm:
             found[name] = all_tokens(generate(llm, PROMPTS, greedy(TOKENS)))
+            found[f"{name} bound"] = all_tokens(generate(llm, PROMPTS, bound()))
     return found
+
+
+def bound() -> list[SamplingParams]:
+    """Every other request obeys a grammar; some draw."""
+    return [
+        SamplingParams(
+            temperature=0.8 * (number % 3 == 0),
+            seed=number,
+            max_tokens=TOKENS,
+            structured_outputs=StructuredOutputsParams(regex=GRAMMAR) if number % 2 else None,
+        )
+        for number in range(len(PROMPTS))
+    ]
+
+
+def check_bound(llm: LLM, expected: list[list[int]]) -> None:
+    """Tokens of `bound` requests as without drafts, and text that matches the grammar."""
+    with drafted(llm) as seen:
+        outputs = generate(llm, PROMPTS, bound())
+    assert all_tokens(outputs) == expected
+    # Behind a prompt that ends within a character vLLM repeats the prompt.
+    assert all(re.search(f"{GRAMMAR}$", output.outputs[0].text) for output in outputs[1::2])
+    assert seen.offered > 0
+    check_idle(llm)
 
 
 def targets(tiny_model_dir: Dirs) -> dict[str, Path]:
@@ -133,6 +161,9 @@ class TestSameModel:
             assert all_tokens(generate(llm, PROMPTS, greedy(TOKENS))) == plain["llama"]
         assert seen.accepted == seen.offered > 0
         check_idle(llm)
+
+    def test_beside_grammars(self, llm: LLM, plain: dict[str, list[list[int]]]) -> None:
+        check_bound(llm, plain["llama bound"])
 
     def test_prompts_that_are_cached_are_drafted_as_well(
         self, llm: LLM, plain: dict[str, list[list[int]]]
@@ -219,27 +250,27 @@ def test_eagle(
     drafter = drafters.make_eagle(target, tmp_path / "drafter")
     oracle = drafters.EagleOracle(target, drafter)
     options = {"additional_config": {"enable_sub_block_cache": sub_blocks}}
-    check_engine(target, drafter, "eagle", oracle, plain["llama"], **options)
+    check_engine(target, drafter, "eagle", oracle, plain, model="llama", **options)
 
 
 def test_eagle3(tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]]) -> None:
     target = targets(tiny_model_dir)["llama3"]
     drafter = drafters.make_eagle3(target, tmp_path / "drafter")
     oracle = drafters.Eagle3Oracle(target, drafter)
-    check_engine(target, drafter, "eagle3", oracle, plain["llama3"])
+    check_engine(target, drafter, "eagle3", oracle, plain, model="llama3")
 
 
 def test_medusa(tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]]) -> None:
     target = targets(tiny_model_dir)["llama"]
     drafter = drafters.make_medusa(target, tmp_path / "drafter", K)
     oracle = drafters.MedusaOracle(target, drafter)
-    check_engine(target, drafter, "medusa", oracle, plain["llama"])
+    check_engine(target, drafter, "medusa", oracle, plain, model="llama")
 
 
 def test_mtp(tiny_model_dir: Dirs, tmp_path: Path, plain: dict[str, list[list[int]]]) -> None:
     qwen2 = targets(tiny_model_dir)["qwen2"]
     target = drafters.make_mimo(qwen2, tmp_path / "mimo")
-    check_engine(target, None, "mtp", drafters.MimoOracle(qwen2, target), plain["qwen2"])
+    check_engine(target, None, "mtp", drafters.MimoOracle(qwen2, target), plain, model="qwen2")
 
 
 def check_engine(
@@ -247,10 +278,13 @@ def check_engine(
     drafter: Path | None,
     method: str,
     oracle: DrafterOracle,
-    expected: list[list[int]],
+    plain: dict[str, list[list[int]]],
+    *,
+    model: str,
     **options: Any,
 ) -> None:
     """Tokens as without drafts, drafts as the oracle's: cold, and after a prefix that is cached."""
+    expected = plain[model]
     with speculating(target, drafter, method, **options) as llm:
         with drafted(llm) as seen:
             assert all_tokens(generate(llm, PROMPTS, greedy(TOKENS))) == expected
@@ -261,6 +295,7 @@ def check_engine(
         assert all_tokens(again)[: len(PROMPTS)] == expected
         assert any(output.num_cached_tokens for output in again)
         check_drafts(warm, oracle)
+        check_bound(llm, plain[f"{model} bound"])
         check_idle(llm)
         assert scheduler_of(llm).num_lookahead_tokens == (0 if method == "medusa" else K)
 

@@ -32,6 +32,7 @@ from rbln_vllm.toolchain import MissingProgramError
 from tests.engine.engines import (
     BLOCK,
     CHUNK,
+    MAX_LEN,
     add,
     check_idle,
     counted_preemptions,
@@ -46,6 +47,8 @@ from tests.engine.engines import (
     tokens_of,
     worker_of,
 )
+from tests.engine.test_drafters import drafted
+from tests.engine.test_speculation import Oracle, drafting, texts_of
 from tests.oracle import hf_greedy
 
 NEW, MIB = 6, 1 << 20
@@ -495,3 +498,68 @@ def test_sliding_windows(tiny_model_dir: Callable[..., Path], prompts: list[list
         tokens, loaded = run(llm, prompts)
         assert tokens == expected
         assert sum(loaded) > 0
+
+
+class TestDrafts:
+    """Beside speculation: what is stored are tokens that stand, with the drafter's own KV."""
+
+    @pytest.fixture(scope="class")
+    def llm(self, tiny_llama_dir: Path) -> Iterator[LLM]:
+        """The drafter is the target, so that every draft stands; a pool of two longest requests."""
+        drafts = {
+            "method": "draft_model",
+            "model": str(tiny_llama_dir),
+            "num_speculative_tokens": 3,
+        }
+        with running_engine(
+            tiny_llama_dir,
+            speculative_config=drafts,
+            kv_transfer_config=transfer(cpu_bytes_to_use=64 * MIB, offload_prompt_only=False),
+            num_gpu_blocks_override=2 * (MAX_LEN // BLOCK) + 1,
+        ) as engine:
+            yield engine
+
+    def test_a_prefix_comes_back_with_what_the_drafter_knows_of_it(
+        self, llm: LLM, prompts: list[list[int]], expected: list[list[int]]
+    ) -> None:
+        assert run(llm, prompts) == (expected, [0] * len(prompts))
+        with drafted(llm) as seen:
+            assert run(llm, prompts) == (expected, whole_blocks(prompts))
+        assert seen.accepted == seen.offered > 0
+        check_idle(llm)
+
+    def test_drafts_that_were_rejected_are_not_stored(self, llm: LLM) -> None:
+        """Of a prompt and its output, drafted at block ends with half of the drafts wrong."""
+        tokens, new = prompt(BLOCK - 3, seed=77), 2 * BLOCK + 9
+        with drafting(llm, Oracle()):
+            (plain,) = generate(llm, [tokens], greedy(new))
+            longer = [*tokens, *tokens_of(plain)]
+            (after,) = generate(llm, [longer], greedy(NEW))
+        forget(llm, memory=True)
+        with drafting(llm, Oracle(texts_of([plain, after]), wrong=0.5)):
+            (again,) = generate(llm, [tokens], greedy(new))
+            forget(llm)
+            (loaded,) = generate(llm, [longer], greedy(NEW))
+        assert [tokens_of(again), tokens_of(loaded)] == [tokens_of(plain), tokens_of(after)]
+        assert loaded.num_cached_tokens == whole_blocks([longer])[0]
+        forget(llm, memory=True)
+
+    def test_many_at_once_in_a_pool_that_is_too_small(
+        self, llm: LLM, prompts: list[list[int]]
+    ) -> None:
+        """Blocks are evicted, requests preempted, and both come back from memory."""
+        longer = [*prompts, *(prompt(3 * CHUNK, seed=seed) for seed in range(4))]
+        with drafting(llm, Oracle()):
+            plain = generate(llm, longer, greedy(40))
+        forget(llm)
+        with (
+            counted_preemptions(llm),
+            drafting(llm, Oracle(texts_of(plain))),
+            patch.object(PoolBlocks, "load", autospec=True, side_effect=PoolBlocks.load) as load,
+        ):
+            outputs = [generate(llm, longer, greedy(40)) for _ in range(2)]
+        for each in outputs:
+            assert [tokens_of(o) for o in each] == [tokens_of(o) for o in plain]
+        assert load.call_count
+        forget(llm, memory=True)
+        check_idle(llm)

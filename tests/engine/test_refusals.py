@@ -120,11 +120,6 @@ SPECULATION = (
         _drafts(num_speculative_tokens_per_batch_size=[(1, 4, 2)]),
     ),
     Refused(("parallel_drafting",), _drafts(parallel_drafting=True)),
-    Refused(
-        ("Custom logits processors", "--logits-processors"),
-        {**_drafts(), "logits_processors": ["tests.engine.processors:OnlyToken"]},
-    ),
-    Refused(("KV connectors", "--kv-offloading-size"), {**_drafts(), "kv_offloading_size": 1.0}),
 )
 
 IMPLEMENTATION_AND_OPTIONS = (
@@ -207,6 +202,15 @@ def test_a_package_that_a_drafter_needs(tiny_llama_dir: Path) -> None:
         text = _refusal(args.create_engine_config)
     assert "arctic-inference 0.1.1" in text
     assert "docs/speculation.md" in text
+
+
+def test_lmcache_beside_drafts(tiny_llama_dir: Path) -> None:
+    connector = {"kv_connector": "RBLNLMCacheConnectorV1", "kv_role": "kv_both"}
+    args = EngineArgs(model=str(tiny_llama_dir), kv_transfer_config=connector, **_drafts())
+    with patch("rbln_vllm.distributed.kv_transfer.lmcache.rules.is_installed", return_value=True):
+        text = _refusal(args.create_engine_config)
+    assert "RBLNLMCacheConnectorV1 is not supported with speculative decoding yet" in text
+    assert "--kv-offloading-size" in text
 
 
 def test_the_same_arguments_without_the_fault_are_accepted(tiny_llama_dir: Path) -> None:

@@ -16,21 +16,19 @@ from typing import Any
 
 import pytest
 from vllm import LLM, RequestOutput, SamplingParams
-from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.reader import Counter as CounterMetric
 from vllm.v1.metrics.reader import Vector
 
+from rbln_vllm.core.step import StepKind
 from rbln_vllm.worker.speculation.drafters import DraftStep, HostDrafter
 from tests.engine.engines import (
-    add,
     check_idle,
     counted_preemptions,
     generate,
     greedy,
     prompt,
     recorded_steps,
-    run_to_the_end,
     runner_of,
     running_engine,
     tokens_of,
@@ -171,6 +169,21 @@ LOADS: dict[str, Load] = {
         greedy(12, allowed_token_ids=[100, 101, 102]),
         greedy(30, bad_words=["e", "th"]),
         greedy(12),
+        every=2,
+    ),
+    "biases": load(
+        greedy(12, logit_bias={5: 100.0, 9: -100.0}),
+        greedy(12),
+        greedy(20, logit_bias={token: -100.0 for token in range(3, 200)}),
+        sampled(seed=6, logit_bias={7: 3.0}),
+        every=2,
+    ),
+    "min_p": load(
+        sampled(seed=1, min_p=0.3),
+        sampled(seed=2),
+        sampled(seed=3, min_p=1.0),
+        greedy(12, min_p=0.5),
+        sampled(seed=4, min_p=0.05, top_k=20, presence_penalty=1.0),
         every=2,
     ),
     "logprobs": load(
@@ -326,10 +339,33 @@ def test_metrics_count_drafts(llm: LLM) -> None:
     }
 
 
-def test_what_cannot_be_asked_for(llm: LLM) -> None:
-    """vLLM answers with an error, and the engine goes on."""
-    for params in (greedy(4, logit_bias={5: 1.0}), sampled(min_p=0.1)):
-        with pytest.raises(VLLMValidationError, match="not yet supported with speculative"):
-            add(llm, "refused", prompt(5), params)
-    run_to_the_end(llm)
-    check_idle(llm)
+OWN = {
+    "OnlyOwn": "A request that asks for it gets no drafts; others do.",
+    "OnlyToken": "Nobody knows which rows it changes, so nobody gets drafts.",
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_processor_of_ones_own(tiny_llama_dir: Path, name: str) -> None:
+    processors = [f"tests.engine.processors:{name}"]
+    with running_engine(
+        tiny_llama_dir, speculative_config=NGRAM, logits_processors=processors, **ARGUMENTS
+    ) as llm:
+        asked = {"extra_args": {"only_token": 123}}
+        requests = load(greedy(12, **asked), greedy(12), sampled(seed=2, **asked), sampled(seed=3))
+        with drafting(llm, Oracle()):
+            plain = requests.run(llm)
+        with drafting(llm, Oracle(texts_of(plain), wrong=0.0)), recorded_steps(llm) as steps:
+            drafted = requests.run(llm)
+        assert [seen(output) for output in drafted] == [seen(output) for output in plain]
+        for number in (0, 2):
+            assert drafted[number] is not None
+            assert set(tokens_of(drafted[number])) == {123}
+        rows = [
+            (request_id.partition("-")[0], tokens)
+            for step in steps
+            if step.plan.kind is StepKind.DECODE
+            for request_id, tokens in zip(step.plan.request_ids, step.plan.tokens, strict=True)
+        ]
+        assert all(tokens == 1 for request, tokens in rows if request in ("0", "2"))
+        assert any(tokens > 1 for _, tokens in rows) == (name == "OnlyOwn")

@@ -202,7 +202,11 @@ def running_server(
 
 def server_environment(cache_root: Path) -> dict[str, str]:
     """What every server of these tests is told."""
-    return {"VLLM_CACHE_ROOT": str(cache_root), "VLLM_LOGGING_LEVEL": "INFO"}
+    return {
+        "VLLM_CACHE_ROOT": str(cache_root),
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "RBLN_GRAMMAR_SECONDS": "4",
+    }
 
 
 class MissedError(AssertionError):

@@ -100,3 +100,38 @@ def test_bad_grammars_are_refused(server: LiveServer, constraint: dict[str, Any]
     with pytest.raises(openai.BadRequestError):
         server.complete(prompt(10), max_tokens=10, structured_outputs=constraint)
     assert re.fullmatch(REGEX, structured(server, regex=REGEX)), "a good one after a bad one"
+
+
+EXPLOSIVE: dict[str, dict[str, Any]] = {
+    "long strings": {"json": {"type": "string", "maxLength": 5_000_000}},
+    "long choices": {"choice": [f"{number:05d}" + "xy" * 200 for number in range(6000)]},
+}
+
+
+def test_grammars_that_take_too_long_are_refused(server: LiveServer) -> None:
+    """Before the engine has them; others are served meanwhile."""
+
+    def ask(name: str) -> str:
+        try:
+            server.complete(prompt(10), max_tokens=10, structured_outputs=EXPLOSIVE[name])
+        except openai.BadRequestError as error:
+            return str(error)
+        return "answered"
+
+    with ThreadPoolExecutor(len(EXPLOSIVE)) as pool:
+        refusals = [pool.submit(ask, name) for name in EXPLOSIVE]
+        assert re.fullmatch(REGEX, structured(server, regex=REGEX))
+        assert len(server.tokens(prompt(10), 20)) == 20
+        assert not any(refusal.done() for refusal in refusals)
+        metrics = server.metrics()
+        assert (metrics.running, metrics.waiting) == (0, 0), "the engine has them"
+        texts = [refusal.result() for refusal in refusals]
+    assert all("not compiled within 4 s" in text for text in texts), texts
+    assert ask(next(iter(EXPLOSIVE))) == texts[0], "remembered"
+    assert structured(server, choice=["positive", "negative"]) in ("positive", "negative")
+
+
+def test_refused_in_a_stream(server: LiveServer) -> None:
+    """The response has begun by then; it ends with the error."""
+    with pytest.raises(openai.APIError, match="not compiled within 4 s"):
+        list(server.stream(prompt(10), max_tokens=10, structured_outputs=EXPLOSIVE["long strings"]))

@@ -130,3 +130,43 @@ def test_other_weights_in_the_same_place_are_another_adapter(tmp_path: Path) -> 
     assert keys() != before
     none: Any = SimpleNamespace(lora_request=None)
     assert kv_cache_utils._gen_lora_extra_hash_keys(none) == []
+
+
+def test_allow_parameters_beside_drafts_vllm_refuses_them() -> None:
+    from vllm import sampling_params
+
+    source = inspect.getsource(sampling_params)
+    assert "def _validate_spec_decode(" in source
+    assert "are not yet supported with speculative decoding." in source
+
+
+def test_processors_beside_drafts_vllm_makes_none() -> None:
+    from vllm.v1.sample.logits_processor import build_logitsprocs
+
+    source = inspect.getsource(build_logitsprocs)
+    assert "raise ValueError(STR_SPEC_DEC_REJECTS_LOGITSPROCS)" in source
+
+
+def test_processors_beside_drafts_a_runner_gets_them_all() -> None:
+    from vllm.v1.worker import gpu_model_runner
+
+    scheduler = SimpleNamespace(max_num_seqs=2)
+    config: Any = SimpleNamespace(scheduler_config=scheduler, speculative_config="some")
+    before = gpu_model_runner.build_logitsprocs
+    with shims.processors_beside_drafts():
+        made = gpu_model_runner.build_logitsprocs(config, "cpu", False, False)
+    assert gpu_model_runner.build_logitsprocs is before
+    assert {type(one).__name__ for one in made.all} >= {
+        "LogitBiasLogitsProcessor",
+        "MinPLogitsProcessor",
+        "MinTokensLogitsProcessor",
+    }
+    assert config.speculative_config == "some"
+
+
+def test_check_grammars_first_vllm_asks_us_on_the_event_loop() -> None:
+    from vllm.platforms.interface import Platform
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    assert not inspect.iscoroutinefunction(Platform.validate_request)
+    assert "current_platform.validate_request(" in inspect.getsource(InputProcessor.process_inputs)

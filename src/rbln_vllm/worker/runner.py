@@ -45,6 +45,7 @@ from rbln_vllm.worker.speculation.speculation import (
     count_thoughts_by_row,
     drafter_of_our_own,
     drafts_after,
+    warn_of_idle_drafts,
 )
 from rbln_vllm.worker.speculation.verify import ScheduledDrafts, Verifier
 
@@ -83,6 +84,7 @@ class ProgramRunner(CPUModelRunner):
         self.sampler = self._make_sampler()
         self.speculation: Drafter | None = None
         if vllm_config.speculative_config is not None:
+            warn_of_idle_drafts(self.input_batch.logitsprocs)
             self.speculation = drafter_of(vllm_config, geometry, store)
             self.rejection_sampler = Verifier(
                 self.sampler, self._keys, lambda: self.input_batch.req_output_token_ids

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.core.sched.output import GrammarOutput
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -28,7 +28,13 @@ from rbln_vllm.programs import ProgramTable
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
 from rbln_vllm.worker.sampling.bitmasks import batch_bitmask
 from rbln_vllm.worker.sampling.keys import mixed, signed
-from rbln_vllm.worker.sampling.paths import PARAMETERS, Path, reasons
+from rbln_vllm.worker.sampling.paths import (
+    PARAMETERS,
+    Path,
+    is_built_in,
+    reasons,
+    rows_changed_by,
+)
 
 ROWS, VOCABULARY = 3, 70
 CPU = torch.device("cpu")
@@ -143,6 +149,21 @@ def min_p(values: list[float] | None = None) -> MinPLogitsProcessor:
     return processor
 
 
+class Adapter(AdapterLogitsProcessor):
+    """With processors of some requests, by row."""
+
+    def __init__(self, rows: dict[int, Any]) -> None:
+        config: Any = SimpleNamespace()
+        super().__init__(config, CPU, False)
+        self.req_info = rows
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: object) -> None:
+        return None
+
+
 HOLDER = SimpleNamespace(has_tracked_requests=lambda: True)
 CHANGES: dict[str, dict[str, Any]] = {
     "presence_penalty": {"no_penalties": False},
@@ -184,6 +205,23 @@ class TestTable:
         changes = {"logitsprocs": LogitsProcessors([Own(None, CPU, False)])}
         assert reasons(sampled(**changes)) == ("extra_args",)
         assert reasons(metadata(**changes)) == (() if invariant else ("extra_args",))
+
+    @pytest.mark.parametrize(("rows", "found"), [({}, ()), ({1: 7}, ("extra_args",))])
+    def test_an_adapter_says_which_rows_it_changes(
+        self, rows: dict[int, Any], found: tuple[str, ...]
+    ) -> None:
+        adapter = Adapter(rows)
+        assert reasons(metadata(logitsprocs=LogitsProcessors([adapter]))) == found
+        assert rows_changed_by(adapter) == rows.keys()
+        assert not is_built_in(adapter)
+
+    def test_one_that_changes_more_than_it_says_may_do_anything(self) -> None:
+        class Own(Adapter):
+            def apply(self, logits: torch.Tensor) -> torch.Tensor:
+                return logits
+
+        assert rows_changed_by(Own({})) is None
+        assert reasons(metadata(logitsprocs=LogitsProcessors([Own({})]))) == ("extra_args",)
 
     def test_every_parameter_of_vllm_has_its_place(self) -> None:
         """A field that is new in vLLM fails here and needs a path."""

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.outputs import SamplerOutput
-from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor import LogitsProcessor, LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 
 from rbln_vllm.programs import ProgramTable
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
 from rbln_vllm.worker.speculation.verify import REJECTED, ScheduledDrafts, Verifier
-from tests.unit.worker.test_sampler import FakeStore, metadata, min_tokens
+from tests.unit.worker.test_sampler import FakeStore, bias, metadata, min_p, min_tokens
 
 MOST = 3
+LEAST = 0.09
 BOTH = pytest.mark.parametrize("kind", [ProgramSampler, SeededSampler])
 
 
@@ -226,6 +227,47 @@ class TestDraws:
         assert sum(at_P[2].values()) == at_P[1][draft[1]]
         assert min(sum(counts.values()) for counts in at_P) > 100
 
+    @BOTH
+    @pytest.mark.parametrize("name", ["min_p", "logit_bias"])
+    def test_the_distribution_with_what_vllm_processes(
+        self, kind: type[SeededSampler], name: str
+    ) -> None:
+        """As above: the draft stands with the probability that the target has after processing."""
+        rows, vocabulary, temperature = 200, 6, 0.8
+        logits_P = logits_of(3, vocabulary, seed=5) / 2
+        draft = (int(logits_P[0].argmax()), int(logits_P[1].argmax()))
+        if name == "min_p":
+            processor: LogitsProcessor = min_p([LEAST] * rows)
+            probability_PV = probabilities(logits_P, temperature, None)
+            least_P1 = LEAST * probability_PV.max(-1, keepdim=True).values
+            probability_PV = probability_PV.masked_fill(probability_PV < least_P1, 0)
+            probability_PV /= probability_PV.sum(-1, keepdim=True)
+            assert (probability_PV > 0).sum(-1).tolist() == [5, 2, 6]
+        else:
+            biases = {draft[0]: -0.7, draft[1]: 0.4}
+            processor = bias(dict.fromkeys(range(rows), biases))
+            biased_P = logits_P.clone()
+            for token, value in biases.items():
+                biased_P[:, token] += value
+            probability_PV = probabilities(biased_P, temperature, None)
+        at_P = [Counter[int]() for _ in range(3)]
+        for block in range(10):
+            seeds: list[int | None] = list(range(block * rows, (block + 1) * rows))
+            step = step_of(
+                rows,
+                temperature,
+                logitsprocs=LogitsProcessors([processor]),
+                generators=generators_of(kind, seeds),
+            )
+            logits = logits_P.repeat(rows, 1)
+            for row in Fixture(seeds, kind=kind).tokens([draft] * rows, logits, step):
+                for position, token in enumerate(row):
+                    at_P[position][token] += 1
+        for position in range(3):
+            check_fit(at_P[position], probability_PV[position])
+        assert sum(at_P[1].values()) == at_P[0][draft[0]]
+        assert min(sum(counts.values()) for counts in at_P) > 100
+
     def test_the_check_sees_a_wrong_distribution(self) -> None:
         """Upstream's fault: another temperature than the one asked for."""
         probability_V = probabilities(logits_of(1, 6, seed=5), 0.8, None)[0]
@@ -272,6 +314,25 @@ def damaged(tokens: list[int], rng: random.Random) -> tuple[int, ...]:
         at = rng.randrange(len(ids))
         ids[at] = (ids[at] + 1) % 8
     return tuple(ids)
+
+
+class Once(LogitsProcessor):
+    """Gives the second request token 5, and counts its steps."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: object) -> None:
+        raise NotImplementedError
+
+    def apply(self, logits: Tensor) -> Tensor:
+        assert logits.shape[0] == 2
+        self.calls += 1
+        logits[1, 5] = 100.0
+        return logits
 
 
 class TestProcessors:
@@ -324,6 +385,27 @@ class TestProcessors:
         step = step_of(1, allowed_token_ids_mask=forbidden)
         tokens = Fixture([1], kind=kind).tokens([(best[0], best[1])], logits, step)
         assert tokens == [best]
+
+    @BOTH
+    def test_a_bias_at_each_position_of_its_row(self, kind: type[SeededSampler]) -> None:
+        logits = logits_of(5)
+        best = logits.argmax(-1).tolist()
+        step = step_of(2, logitsprocs=LogitsProcessors([bias({1: {7: 50.0}})]))
+        drafts = [(best[0], best[1]), (7,)]
+        assert Fixture([1, 2], kind=kind).tokens(drafts, logits, step) == [best[:3], [7, 7]]
+
+    @BOTH
+    def test_a_processor_of_ones_own_is_applied_once_a_step(
+        self, kind: type[SeededSampler]
+    ) -> None:
+        """To all rows of the batch, each with the logits of its next token."""
+        logits = logits_of(5)
+        best = logits.argmax(-1).tolist()
+        own = Once()
+        step = step_of(2, logitsprocs=LogitsProcessors([own]))
+        tokens = Fixture([1, 2], kind=kind).tokens([(best[0], best[1], best[2]), ()], logits, step)
+        assert tokens == [best[:4], [5]]
+        assert own.calls == 1
 
     @BOTH
     def test_logprobs_are_of_the_tokens_that_stand(self, kind: type[SeededSampler]) -> None:

@@ -5,11 +5,11 @@ Where some row of a step asks for a parameter of vLLM's path, vLLM processes the
 the draw is a program's on either path, so rows that ask for nothing get the same tokens.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
     MinPLogitsProcessor,
@@ -78,13 +78,34 @@ def _has_min_p(metadata: SamplingMetadata) -> bool:
 _BUILT_IN = (LogitBiasLogitsProcessor, MinPLogitsProcessor, MinTokensLogitsProcessor)
 
 
+def is_built_in(processor: LogitsProcessor) -> bool:
+    """Whether it is vLLM's: a function of its request's parameters and output so far."""
+    return type(processor) in _BUILT_IN
+
+
+def rows_changed_by(processor: LogitsProcessor) -> Collection[int] | None:
+    """The rows of the batch that a processor which is not vLLM's may change; None where nobody
+    knows.
+
+    An ``AdapterLogitsProcessor`` has a processor for each request that asks for one.
+    """
+    kind = type(processor)
+    adapter = AdapterLogitsProcessor
+    if not isinstance(processor, adapter):
+        return None
+    if (kind.apply, kind.update_state) != (adapter.apply, adapter.update_state):
+        return None
+    return processor.req_info.keys()
+
+
 def _has_others(metadata: SamplingMetadata) -> bool:
-    """Of processors that are not vLLM's nobody knows whether they leave all rows as they are."""
+    """Processors that are not vLLM's, unless they are known to leave all rows as they are."""
     processors = metadata.logitsprocs
     matter: Iterator[LogitsProcessor] = iter(processors.non_argmax_invariant)
     if not metadata.all_greedy:
         matter = processors.all
-    return any(type(processor) not in _BUILT_IN for processor in matter)
+    others = (processor for processor in matter if not is_built_in(processor))
+    return any(rows is None or len(rows) > 0 for rows in map(rows_changed_by, others))
 
 
 PARAMETERS = (

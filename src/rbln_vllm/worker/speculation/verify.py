@@ -29,6 +29,7 @@ from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 
 from rbln_vllm.worker.sampling import DrawKeys, SeededSampler
+from rbln_vllm.worker.sampling.paths import is_built_in
 
 Integers = NDArray[np.integer]
 REJECTED = -1
@@ -155,10 +156,14 @@ class Verifier:
 def _metadata_at(position: int, metadata: SamplingMetadata) -> SamplingMetadata:
     """The step's, for the token after ``position`` drafts.
 
-    A request with a budget of thoughts has no drafts (its state cannot be taken back), so it is
-    looked at for its next token alone.
+    What keeps a state of its own, which cannot be taken back, is applied once: budgets of thoughts
+    and processors that are not vLLM's. Requests that they may change have no drafts.
     """
-    processors = LogitsProcessors(map(_at_any_length, metadata.logitsprocs.all))
+    processors = LogitsProcessors(
+        _at_any_length(processor)
+        for processor in metadata.logitsprocs.all
+        if position == 0 or is_built_in(processor)
+    )
     holder = metadata.thinking_budget_state_holder if position == 0 else None
     return replace(metadata, logitsprocs=processors, thinking_budget_state_holder=holder)
 
