@@ -52,14 +52,17 @@ class OnlyOwn(AdapterLogitsProcessor):
 
 
 class _Forced:
-    """Has a state: how often it was asked, which must be once for each token of the output."""
+    """Has a state: the length of the output, which must grow by one from call to call.
+
+    A request that was out of the batch gets another one.
+    """
 
     def __init__(self, token: int) -> None:
-        self._token, self._calls = token, 0
+        self._token, self._length = token, -1
 
     def __call__(self, output_ids: list[int], logits_V: Tensor) -> Tensor:
-        assert len(output_ids) == self._calls
-        self._calls += 1
+        assert self._length in (-1, len(output_ids) - 1)
+        self._length = len(output_ids)
         forced_V = torch.full_like(logits_V, -torch.inf)
         forced_V[self._token] = logits_V[self._token]
         return forced_V

@@ -48,7 +48,7 @@ from tests.engine.engines import (
     worker_of,
 )
 from tests.engine.test_drafters import drafted
-from tests.engine.test_speculation import Oracle, drafting, texts_of
+from tests.engine.test_speculation import DRAFTS, Oracle, drafting, texts_of
 from tests.oracle import hf_greedy
 
 NEW, MIB = 6, 1 << 20
@@ -509,7 +509,7 @@ class TestDrafts:
         drafts = {
             "method": "draft_model",
             "model": str(tiny_llama_dir),
-            "num_speculative_tokens": 3,
+            "num_speculative_tokens": DRAFTS,
         }
         with running_engine(
             tiny_llama_dir,

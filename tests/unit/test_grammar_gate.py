@@ -154,14 +154,6 @@ def test_where_no_check_can_be_made_the_gate_is_open() -> None:
     server.close()
 
 
-def test_a_spawned_server() -> None:
-    server = ForkServer(make_check, SECONDS, may_fork=False)
-    grammars = GrammarGate(server, SECONDS)
-    assert reason(grammars, "fine") == ""
-    assert "wrong" in reason(grammars, "wrong")
-    server.close()
-
-
 def test_the_server_ends_with_its_gate() -> None:
     server = ForkServer(make_check, SECONDS)
     process = server._process

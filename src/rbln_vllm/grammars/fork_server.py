@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from vllm.logger import init_logger
 from vllm.utils.system_utils import set_process_title
@@ -41,7 +42,7 @@ class ForkServer:
     def __init__(
         self, make_check: Callable[[], Check], seconds: float, *, may_fork: bool = True
     ) -> None:
-        context = multiprocessing.get_context("fork" if may_fork else "spawn")
+        context: Any = multiprocessing.get_context("fork" if may_fork else "spawn")
         self._orders, theirs = socket.socketpair()
         arguments = (theirs, self._orders, make_check, seconds)
         self._process = context.Process(target=_serve, args=arguments, name=NAME, daemon=True)

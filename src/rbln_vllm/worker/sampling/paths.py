@@ -95,7 +95,8 @@ def rows_changed_by(processor: LogitsProcessor) -> Collection[int] | None:
         return None
     if (kind.apply, kind.update_state) != (adapter.apply, adapter.update_state):
         return None
-    return processor.req_info.keys()
+    rows: Collection[int] = processor.req_info.keys()
+    return rows
 
 
 def _has_others(metadata: SamplingMetadata) -> bool:
