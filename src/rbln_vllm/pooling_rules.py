@@ -55,7 +55,10 @@ def refuse_unbuilt_pooling(config: "VllmConfig") -> None:
             "Pooling models share no KV: leave out --kv-transfer-config and --kv-offloading-size"
         )
     if config.lora_config is not None:
-        raise ValueError("LoRA for pooling models is not supported yet: leave out --enable-lora")
+        raise ValueError(
+            "LoRA for pooling models is not supported yet: leave out --enable-lora, and merge the "
+            "adapter into the model's weights (PEFT's merge_and_unload)"
+        )
     if config.scheduler_config.long_prefill_token_threshold and is_encoder_only(model):
         raise ValueError(
             "An encoder computes whole prompts: leave out --long-prefill-token-threshold"

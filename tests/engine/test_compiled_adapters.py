@@ -164,6 +164,8 @@ def test_an_unknown_one_changes_nothing(llm: LLM, lab: Lab) -> None:
         AdapterError, match=r"rank 9 is greater than max_lora_rank 8\. Raise --max-lora-rank"
     ):
         llm.llm_engine.add_lora(LoRARequest("wide", 4, str(wide)))
+    with pytest.raises(AdapterError, match="'sql' is compiled in and cannot be replaced"):
+        llm.llm_engine.add_lora(LoRARequest("sql", 1, str(wide), load_inplace=True))
     assert llm.llm_engine.list_loras() == before
     (output,) = ask(llm, [0], [of("chat")])
     assert tokens_of(output) == lab.expected["chat"][0]

@@ -17,6 +17,8 @@ from rbln_vllm.lora.fit import AdapterError
 from rbln_vllm.lora.slots import LowRank
 from rbln_vllm.lora.stored import StoredAdapters, compiled_shape, write_adapters
 from rbln_vllm.optimum.directory import CompiledDirectory, new_manifest
+from rbln_vllm.optimum.options import RBLNModelConfig
+from rbln_vllm.optimum.request import check_same
 from rbln_vllm.toolchain import AdaptedModule, FileEntry, host_toolchain
 from tests.unit.host.programs import scale_program
 from tests.unit.test_optimum_directory import CONFIG, LAYERS
@@ -235,3 +237,15 @@ def test_names_are_digests(compiled: Path) -> None:
         entry = FileEntry(**item)
         assert entry.path == f"adapters/{entry.blake3}.safetensors"
         assert load_file(compiled / entry.path)
+
+
+def test_a_directory_is_loaded_for_its_own_adapters() -> None:
+    given = LORA.to_json()
+    given["adapters"] = [{**adapter, "lora_path": "gone"} for adapter in given["adapters"]]
+    check_same(RECORDED, RBLNModelConfig.of({"lora_config": given}), {})
+    check_same(RECORDED, RBLNModelConfig.of({"batch_size": 4}), {})
+    others = {**given, "adapters": given["adapters"][:1]}
+    for recorded, config in ((RECORDED, others), (CONFIG, given)):
+        options = RBLNModelConfig.of({"lora_config": config})
+        with pytest.raises(ValueError, match="lora_config is not that of the compiled model"):
+            check_same(recorded, options, {})

@@ -110,6 +110,11 @@ class ProgramLoRAManager(LRUCacheWorkerLoRAManager):
     def add_adapter(self, lora_request: LoRARequest) -> bool:
         """Load an adapter unless it is there; raises AdapterError or LoRAAdapterNotFoundError."""
         number, name = lora_request.lora_int_id, lora_request.lora_name
+        if lora_request.load_inplace and self._stored is not None and name in self._stored.ids:
+            raise AdapterError(
+                f"adapter {name!r} is compiled in and cannot be replaced: load the other one under "
+                "a name of its own"
+            )
         # Ids of compiled-in adapters are the directory's, those of a server its own: the adapter
         # that is asked for is the one of the name.
         if self._names.get(number, name) != name:
