@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,16 +34,21 @@ from rbln_vllm.toolchain import Executable, host_toolchain
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms
 
 VOCABULARY, DEVIATION = 49_152, 2.5
-ALLOWED = 500
-"""Tokens that the grammar of a constrained row allows."""
-KINDS: dict[str, dict[str, float]] = {
+PARAMETERS: dict[str, dict[str, float]] = {
+    "greedy": {},
     "temperature": {"temperature": 0.8},
     "top-k 50": {"temperature": 0.8, "top_k": 50},
     "top-p 0.9": {"temperature": 0.8, "top_p": 0.9},
+    "top-p 0.99": {"temperature": 0.8, "top_p": 0.99},
+    "top-p 0.9 of a flat choice": {"temperature": 3.0, "top_p": 0.9},
     "top-k 50, top-p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
-    "greedy, constrained": {},
-    "top-p 0.9, constrained": {"temperature": 0.8, "top_p": 0.9},
 }
+MASKS: dict[str, int | None] = {
+    "": None,
+    ", constrained": 500,
+    ", hardly constrained": VOCABULARY - 500,
+}
+"""How many tokens the grammar of a row allows."""
 
 
 class Loaded:
@@ -80,11 +86,13 @@ def measured(
     """Milliseconds of each kind of step."""
     logits_RV = (torch.randn(batch, VOCABULARY) * DEVIATION).bfloat16()
     ours, vllms = program_sampler(table, store, batch), Sampler()
-    for kind, parameters in KINDS.items():
+    for (kind, parameters), (suffix, allowed) in product(PARAMETERS.items(), MASKS.items()):
+        if not parameters and allowed is None:
+            continue  # the logits program has chosen
         metadata = metadata_of(batch, **parameters)
-        mask = bitmask(batch) if "constrained" in kind else None
+        mask = None if allowed is None else bitmask(batch, allowed)
         taken = times_of(programs_step(ours, logits_RV, metadata, mask), 10 * rounds)
-        row: dict[str, object] = {"batch": batch, "kind": kind}
+        row: dict[str, object] = {"batch": batch, "kind": kind + suffix}
         row["programs (ms)"] = f"{statistics.median(taken):.3f}"
         row["least (ms)"] = f"{min(taken):.3f}"
         row["vLLM (ms)"] = ""
@@ -150,13 +158,13 @@ def metadata_of(
     )
 
 
-def bitmask(batch: int) -> Tensor:
+def bitmask(batch: int, allowed: int) -> Tensor:
     """Some tokens of every row, here and there."""
-    mask_RW = torch.zeros(batch, VOCABULARY // 32, dtype=torch.int32)
+    allowed_RV = np.zeros((batch, VOCABULARY), dtype=bool)
     for row in range(batch):
-        for token in torch.randperm(VOCABULARY)[:ALLOWED].tolist():
-            mask_RW[row, token // 32] |= 1 << token % 32 if token % 32 < 31 else -(2**31)
-    return mask_RW
+        allowed_RV[row, torch.randperm(VOCABULARY)[:allowed].numpy()] = True
+    words_RW = np.packbits(allowed_RV, axis=1, bitorder="little").view(np.int32)
+    return torch.from_numpy(words_RW)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ class Role(StrEnum):
     EMBED = "embed"
     """Embeddings of B token ids, where the others take embeddings."""
     SAMPLER = "sampler"
-    """The next tokens of B rows of logits, of what a bitmask allows; masks the logits in place."""
+    """The next tokens of B rows of logits, of what a bitmask allows."""
     DRAW = "draw"
     """The next tokens of B rows of fp32 logits that vLLM has processed."""
+    MASK = "mask"
+    """Sets what a bitmask forbids of B rows of logits to -infinity, for vLLM to process."""
     DRAFT_PREFILL = "draft_prefill"
     """The drafter's KV of one sequence's next chunk."""
     DRAFT = "draft"
@@ -151,7 +153,7 @@ class ProgramTable:
 
     @property
     def samplers(self) -> tuple[ProgramKey, ...]:
-        roles = (Role.SAMPLER, Role.DRAW)
+        roles = (Role.SAMPLER, Role.DRAW, Role.MASK)
         return tuple(ProgramKey(role, rows) for role in roles for rows in self.sampler_rows)
 
     @property

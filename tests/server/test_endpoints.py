@@ -58,8 +58,9 @@ class TestOperators:
         after = server.metrics()
         assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] == 10
         assert after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"] == 7
-        # prefill; decode of 1, 2, 4; logits of 1, 2, 4 rows and of a chunk; two samplers of 1, 2, 4
-        assert after["rbln_programs"] == 14
+        # prefill; decode of 1, 2, 4; logits of 1, 2, 4 rows and of a chunk; sampler, draw and mask
+        # of 1, 2, 4
+        assert after["rbln_programs"] == 17
         assert after["rbln_programs_compiled_after_ready_total"] == 0
         assert after["rbln_requests_refused_for_program_total"] == 0
 

@@ -97,7 +97,7 @@ class TestTable:
         most = any_table.decodes[-1].num_tokens
         edges = {rows + off for rows in any_table.logits_rows for off in (-1, 0, 1)}
         for rows in sorted(edges & set(range(1, most + 1))):
-            for role in (Role.SAMPLER, Role.DRAW):
+            for role in (Role.SAMPLER, Role.DRAW, Role.MASK):
                 key = any_table.sampler_for(role, rows)
                 assert key in any_table.programs
                 assert key.batch == any_table.logits_for(rows).batch
@@ -133,6 +133,9 @@ class TestTable:
             "draw_b1_q1",
             "draw_b2_q1",
             "draw_b4_q1",
+            "mask_b1_q1",
+            "mask_b2_q1",
+            "mask_b4_q1",
         )
 
     def test_drafts_double_the_decodes(self) -> None:
@@ -161,7 +164,7 @@ class TestTable:
     def test_the_smallest_one(self) -> None:
         """Chunks of one token and one sequence: a prefill and a decode of equal shape."""
         smallest = ProgramTable(1, (1,), 1, 1)
-        programs = ("prefill", "decode", "logits", "sampler", "draw")
+        programs = ("prefill", "decode", "logits", "sampler", "draw", "mask")
         assert smallest.names == tuple(f"{name}_b1_q1" for name in programs)
         assert smallest.prefill != smallest.decode_for(1)
 

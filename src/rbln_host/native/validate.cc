@@ -428,15 +428,18 @@ void need_logits(const Checker& c, const Operand& logits) {
   c.that(logits.shape[1] > 0 && logits.shape[1] < INT32_MAX, "the vocabulary has no possible size");
 }
 
-void check_mask_tokens(const Checker& c, Call& call) {
-  const Operand &mask = call[0], &logits = call[1];
-  need_logits(c, logits);
-  need_own_memory(c, logits, "logits");
+void need_bitmask(const Checker& c, const Operand& mask, const Operand& logits) {
   need_axes(c, mask, 2, "bitmask");
   c.that(mask.dtype == DType::kInt32 && (mask.shape[1] <= 1 || mask.stride[1] == 1),
          "the bitmask must be int32, words of a row next to each other");
   c.that(mask.shape[0] == logits.shape[0] && mask.shape[1] == (logits.shape[1] + 31) / 32,
          "the bitmask needs a row for each row of logits and a bit for each token");
+}
+
+void check_mask_tokens(const Checker& c, Call& call) {
+  need_logits(c, call[1]);
+  need_own_memory(c, call[1], "logits");
+  need_bitmask(c, call[0], call[1]);
 }
 
 void need_one_a_row(const Checker& c, const Operand& t, DType dtype, int64_t rows,
@@ -454,10 +457,11 @@ void check_sample(const Checker& c, Call& call) {
   need_one_a_row(c, call[3], DType::kFloat32, rows, "top_p");
   need_one_a_row(c, call[4], DType::kInt64, rows, "seed");
   need_one_a_row(c, call[5], DType::kInt64, rows, "position");
-  need_one_a_row(c, call[6], DType::kInt64, rows, "token");
-  need_one_a_row(c, call[7], DType::kFloat32, rows, "threshold");
-  need_own_memory(c, call[6], "token");
-  need_own_memory(c, call[7], "threshold");
+  if (call[6].present) need_bitmask(c, call[6], call[0]);
+  need_one_a_row(c, call[7], DType::kInt64, rows, "token");
+  need_one_a_row(c, call[8], DType::kFloat32, rows, "threshold");
+  need_own_memory(c, call[7], "token");
+  need_own_memory(c, call[8], "threshold");
 }
 
 // ---- mixtures of experts
@@ -564,7 +568,7 @@ const std::map<std::string, OperatorRule>& rules() {
       {"copy", {Op::kCopy, 2, check_copy}},
       {"argmax", {Op::kArgmax, 2, check_argmax}},
       {"mask_tokens", {Op::kMaskTokens, 2, check_mask_tokens}},
-      {"sample", {Op::kSample, 8, check_sample}},
+      {"sample", {Op::kSample, 9, check_sample}},
       {"route", {Op::kRoute, 3, check_route}},
       {"gated_experts", {Op::kGatedExperts, 5, check_gated_experts}},
       {"combine_experts", {Op::kCombineExperts, 6, check_combine_experts}},

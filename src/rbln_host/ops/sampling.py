@@ -46,12 +46,16 @@ def mask_tokens(bitmask_RW: Tensor, logits_RV: Tensor) -> None:
     Bit ``t % 32`` of word ``t // 32`` says whether token ``t`` is allowed (as in xgrammar and
     llguidance); ``bitmask_RW`` is int32 ``[R, ceil(V / 32)]``. A row of -1 stays as it is.
     """
+    logits_RV.masked_fill_(~_allowed(bitmask_RW, logits_RV.shape[1]), -torch.inf)
+
+
+def _allowed(bitmask_RW: Tensor, tokens: int) -> Tensor:
+    """bool ``[R, tokens]``."""
     bits_RWB = bitmask_RW.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32) & 1
-    forbidden_RV = bits_RWB.flatten(1)[:, : logits_RV.shape[1]] == 0
-    logits_RV.masked_fill_(forbidden_RV, -torch.inf)
+    return bits_RWB.flatten(1)[:, :tokens] != 0
 
 
-def _meta(logits_RV: Tensor, *_parameters: Tensor) -> tuple[Tensor, Tensor]:
+def _meta(logits_RV: Tensor, *_parameters: Tensor | None) -> tuple[Tensor, Tensor]:
     rows = logits_RV.shape[0]
     token_R = logits_RV.new_empty(rows, dtype=torch.int64)
     return token_R, logits_RV.new_empty(rows, dtype=torch.float32)
@@ -59,7 +63,7 @@ def _meta(logits_RV: Tensor, *_parameters: Tensor) -> tuple[Tensor, Tensor]:
 
 @define(
     "sample(Tensor logits_RV, Tensor temperature_R, Tensor top_k_R, Tensor top_p_R, "
-    "Tensor seed_R, Tensor position_R) -> (Tensor, Tensor)",
+    "Tensor seed_R, Tensor position_R, Tensor? bitmask_RW=None) -> (Tensor, Tensor)",
     meta=_meta,
 )
 def sample(  # noqa: PLR0917 (an operator's arguments are positional)
@@ -69,43 +73,63 @@ def sample(  # noqa: PLR0917 (an operator's arguments are positional)
     top_p_R: Tensor,
     seed_R: Tensor,
     position_R: Tensor,
+    bitmask_RW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row -> (token int64 ``[R]``, threshold fp32 ``[R]``).
 
-    In this order: logits are divided by the temperature in fp32; top-k leaves the k largest, and
-    all that equal the k-th; top-p leaves the largest whose probabilities among those sum to p, and
-    all that equal the last of them, at least one. Of what is left the token is the first, by id, at
-    which the running sum of probabilities exceeds the row's random number (:func:`uniform`).
+    Tokens that ``bitmask_RW`` (as of :func:`mask_tokens`) forbids are left out as if the vocabulary
+    were without them; a row that forbids all gives token 0. Of the others, in this order: logits
+    are divided by the temperature in fp32; top-k leaves the k largest, and all that equal the k-th;
+    top-p leaves the largest whose probabilities among those sum to p, and all that equal the last
+    of them, at least one. Of what is left the token is the first, by id, at which the running sum
+    of probabilities exceeds the row's random number (:func:`uniform`).
     ``threshold`` is the least logit, after the division, that could be drawn.
 
     A temperature below ``GREEDY_BELOW`` or NaN takes the first of the largest logits. Off are a
-    top-k (int32) below 1 or not below V, and a top-p of 1 or more or NaN. A row with NaN gives the
-    first NaN; one with +infinity, one of those; one of -infinity alone, token 0. A row at a
-    negative position is padding and gives 0.
+    top-k (int32) below 1 or not below their number, and a top-p of 1 or more or NaN. A row with NaN
+    gives the first NaN; one with +infinity, one of those; one of -infinity alone, the first token.
+    A row at a negative position is padding and gives 0.
 
     Kernels agree on the token unless the random number is within about 1e-6 of where, in the
     running sum, one token ends and the next begins: their exponentials differ by rounding.
     """
-    rows = range(logits_RV.shape[0])
+    allowed_RV = torch.ones(logits_RV.shape, dtype=torch.bool)
+    if bitmask_RW is not None:
+        allowed_RV = _allowed(bitmask_RW, logits_RV.shape[1])
     drawn = [
         _sample_row(
             logits_RV[row].float(),
+            allowed_RV[row].nonzero().flatten(),
             float(temperature_R[row]),
-            int(top_k_R[row]),
-            float(top_p_R[row]),
+            (int(top_k_R[row]), float(top_p_R[row])),
             (int(seed_R[row]), int(position_R[row])),
         )
-        for row in rows
+        for row in range(logits_RV.shape[0])
     ]
     tokens = [token for token, _ in drawn]
     return torch.tensor(tokens, dtype=torch.int64), torch.tensor([least for _, least in drawn])
 
 
 def _sample_row(
-    logits_V: Tensor, temperature: float, top_k: int, top_p: float, draw: tuple[int, int]
+    logits_V: Tensor,
+    token_A: Tensor,
+    temperature: float,
+    limits: tuple[int, float],
+    draw: tuple[int, int],
 ) -> tuple[int, float]:
+    """``token_A`` are the tokens that are allowed, ``limits`` top-k and top-p."""
     if draw[1] < 0:
         return 0, 0.0
+    if not token_A.shape[0]:
+        return 0, -torch.inf
+    index, least = _choose(logits_V[token_A], temperature, limits, draw)
+    return int(token_A[index]), least
+
+
+def _choose(
+    logits_V: Tensor, temperature: float, limits: tuple[int, float], draw: tuple[int, int]
+) -> tuple[int, float]:
+    top_k, top_p = limits
     if not temperature >= GREEDY_BELOW:
         token = int(logits_V.argmax())
         return token, float(logits_V[token])

@@ -19,7 +19,7 @@ WORD_BITS = 32
 
 
 def is_sampler(key: ProgramKey) -> bool:
-    return key.role in (Role.SAMPLER, Role.DRAW)
+    return key.role in (Role.SAMPLER, Role.DRAW, Role.MASK)
 
 
 def capture_sampler(
@@ -28,10 +28,12 @@ def capture_sampler(
     """Compile a sampler program for the logits that the model's logits programs give."""
     if key.role is Role.DRAW:
         return compiler.capture(_draw, draw_inputs(key, vocab_size, torch.float32), key.name)
-    inputs = draw_inputs(key, vocab_size, dtype)
     words = -(-vocab_size // WORD_BITS)
-    inputs["bitmask"] = torch.zeros(key.batch, words, dtype=torch.int32)
-    return compiler.capture(_sample, inputs, key.name)
+    bitmask = {"bitmask": torch.zeros(key.batch, words, dtype=torch.int32)}
+    if key.role is Role.MASK:
+        logits = {"logits": torch.zeros(key.batch, vocab_size, dtype=dtype)}
+        return compiler.capture(_mask, logits | bitmask, key.name)
+    return compiler.capture(_draw, draw_inputs(key, vocab_size, dtype) | bitmask, key.name)
 
 
 def draw_inputs(key: ProgramKey, vocab_size: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -54,15 +56,17 @@ def _draw(
     top_p: Tensor,
     seed: Tensor,
     position: Tensor,
+    bitmask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Next token of each row, and the least logit that could be drawn."""
+    """Next token of each row, of those that ``bitmask`` allows, and the least logit that could be
+    drawn."""
     drawn: tuple[Tensor, Tensor] = torch.ops.rbln.sample(
-        logits, temperature, top_k, top_p, seed, position
+        logits, temperature, top_k, top_p, seed, position, bitmask
     )
     return drawn
 
 
-def _sample(*, logits: Tensor, bitmask: Tensor, **parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of the tokens that ``bitmask`` allows; the logits of others become -infinity."""
+def _mask(*, logits: Tensor, bitmask: Tensor) -> tuple[()]:
+    """The logits of tokens that ``bitmask`` forbids become -infinity."""
     torch.ops.rbln.mask_tokens(bitmask, logits)
-    return _draw(logits=logits, **parameters)
+    return ()

@@ -52,16 +52,17 @@ class FakeStore:
     def ensure(self, _key: object) -> None:
         pass
 
-    def run(self, name: str, inputs: Mapping[str, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+    def run(self, name: str, inputs: Mapping[str, Tensor], rows: int) -> tuple[Tensor, ...]:
         self.names.append(name)
         self.rows.append(rows)
         logits = inputs["logits"]
         assert len({tensor.shape[0] for tensor in inputs.values()}) == 1
-        assert inputs["position"][rows:].tolist() == [-1] * (logits.shape[0] - rows)
-        if "bitmask" in inputs:
+        if name.startswith("mask"):
             mask_tokens(inputs["bitmask"], logits)
+            return ()
+        assert inputs["position"][rows:].tolist() == [-1] * (logits.shape[0] - rows)
         names = ("temperature", "top_k", "top_p", "seed", "position")
-        return sample(logits, *(inputs[name] for name in names))
+        return sample(logits, *(inputs[name] for name in names), inputs.get("bitmask"))
 
 
 class Fixture:
@@ -450,13 +451,22 @@ class TestBuffers:
         buffer = torch.full((4, VOCABULARY), torch.nan)
         buffer[:ROWS] = logits_of()
         fixture.sampler.constrain(torch.zeros(ROWS, 3, dtype=torch.int32) + 16)
-        fixture.sampler(buffer[:ROWS], sampled())
+        fixture.sampler.mask(buffer[:ROWS])
         assert (buffer[:ROWS] > -torch.inf).sum(-1).tolist() == [3] * ROWS
         assert buffer[3].isnan().all()
+        assert fixture.store.names == ["mask_b4_q1"]
 
     def test_others_are_copied(self) -> None:
         logits = logits_of()
         fixture = Fixture()
         fixture.sampler.constrain(torch.zeros(ROWS, 3, dtype=torch.int32) + 16)
-        fixture.sampler(logits, sampled())
+        fixture.sampler.mask(logits)
         assert (logits > -torch.inf).sum(-1).tolist() == [3] * ROWS
+
+    def test_draws_leave_the_logits_as_they_are(self) -> None:
+        logits = logits_of()
+        fixture = Fixture()
+        fixture.sampler.constrain(torch.zeros(ROWS, 3, dtype=torch.int32) + 16)
+        tokens = fixture.sampler(logits, sampled()).sampled_token_ids[:, 0].tolist()
+        assert set(tokens) <= {4, 36, 68}
+        assert torch.equal(logits, logits_of())

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "../vec.h"
+#include "lanes.h"
 
 namespace rbln {
 namespace RBLN_ISA {
@@ -218,8 +218,7 @@ int64_t first_largest(const T* values, int64_t width) {
     most = vmax(v, most);
   }
   float best = max_of(most);
-  bool has_nan = false;
-  for (int lane = 0; lane < kLanes; ++lane) has_nan |= nan[lane] != 0;
+  bool has_nan = any_of(nan);
   for (int64_t i = width / kLanes * kLanes; i < width; ++i) {
     const float v = to_float(values[i]);
     has_nan |= v != v;
@@ -228,8 +227,7 @@ int64_t first_largest(const T* values, int64_t width) {
   const auto is_best = [&](auto v) { return has_nan ? v != v : v == best; };
   int64_t at = 0;
   for (; at + kLanes <= width; at += kLanes) {
-    const IVec hit = is_best(load(values + at));
-    if (sum(__builtin_convertvector(hit, Vec)) != 0) break;
+    if (any_of(is_best(load(values + at)))) break;
   }
   while (at < width - 1 && !is_best(to_float(values[at]))) ++at;
   return at;

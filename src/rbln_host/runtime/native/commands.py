@@ -325,8 +325,8 @@ def _mask_tokens(call: _Call) -> list[NativeCommand]:
 
 def _sample(call: _Call) -> list[NativeCommand]:
     names = ("logits_RV", "temperature_R", "top_k_R", "top_p_R", "seed_R", "position_R")
-    operands = (*(call[name] for name in names), call.output(0), call.output(1))
-    return [NativeCommand("sample", operands)]
+    operands = (*(call[name] for name in names), call.optional("bitmask_RW"))
+    return [NativeCommand("sample", (*operands, call.output(0), call.output(1)))]
 
 
 def _route(call: _Call) -> list[NativeCommand]:

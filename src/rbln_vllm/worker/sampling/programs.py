@@ -54,39 +54,47 @@ class SamplerPrograms:
     def sample(
         self, logits_RV: Tensor, draws: Draws, bitmask_RW: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Tokens int64 ``[R]`` and the least logit of each row, after temperature, that could be
-        drawn, fp32 ``[R]``. What ``bitmask_RW`` forbids is set to -infinity in ``logits_RV``.
+        """Tokens int64 ``[R]``, of those that ``bitmask_RW`` allows, and the least logit of each
+        row, after temperature, that could be drawn, fp32 ``[R]``.
 
         Both are the program's own buffers, valid until its next run. Raises MissingProgramError.
         """
-        staged = self._staged_rows(Role.SAMPLER, logits_RV, draws)
+        staged = self._staged_rows(Role.SAMPLER, logits_RV, draws.rows)
         staged.allow(bitmask_RW)
-        return self._run(staged, logits_RV, draws.rows)
+        return self._drawn(staged, logits_RV, draws)
 
     def draw(self, logits_RV: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """The same from fp32 logits that vLLM has processed."""
-        return self._run(self._staged_rows(Role.DRAW, logits_RV, draws), logits_RV, draws.rows)
+        return self._drawn(self._staged_rows(Role.DRAW, logits_RV, draws.rows), logits_RV, draws)
 
     def mask(self, logits_RV: Tensor, bitmask_RW: Tensor) -> None:
-        """Only set what is forbidden to -infinity."""
-        self.sample(logits_RV, Draws.greedy(logits_RV.shape[0]), bitmask_RW)
+        """Set the logits of tokens that ``bitmask_RW`` forbids to -infinity, in place."""
+        rows = logits_RV.shape[0]
+        staged = self._staged_rows(Role.MASK, logits_RV, rows)
+        staged.allow(bitmask_RW)
+        padded_BV = staged.padded(logits_RV)
+        self._run(staged, padded_BV, rows)
+        if padded_BV.data_ptr() != logits_RV.data_ptr():
+            logits_RV.copy_(padded_BV[:rows])
 
-    def _staged_rows(self, role: Role, logits_RV: Tensor, draws: Draws) -> "_StagedRows":
-        key = self._table.sampler_for(role, draws.rows)
+    def _staged_rows(self, role: Role, logits_RV: Tensor, rows: int) -> "_StagedRows":
+        key = self._table.sampler_for(role, rows)
         self._store.ensure(key)
         if key not in self._staged:
             self._staged[key] = _StagedRows(key, logits_RV)
-        staged = self._staged[key]
-        staged.stage(draws)
-        return staged
+        return self._staged[key]
 
-    def _run(self, staged: "_StagedRows", logits_RV: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        padded_BV = staged.padded(logits_RV)
-        inputs = {"logits": padded_BV, **staged.tensors}
-        token_B, threshold_B = self._store.executable.run(staged.key.name, inputs, rows)
-        if padded_BV.data_ptr() != logits_RV.data_ptr() and staged.key.role is Role.SAMPLER:
-            logits_RV.copy_(padded_BV[:rows])
+    def _drawn(
+        self, staged: "_StagedRows", logits_RV: Tensor, draws: Draws
+    ) -> tuple[Tensor, Tensor]:
+        staged.stage(draws)
+        rows = draws.rows
+        token_B, threshold_B = self._run(staged, staged.padded(logits_RV), rows)
         return token_B[:rows], threshold_B[:rows]
+
+    def _run(self, staged: "_StagedRows", padded_BV: Tensor, rows: int) -> tuple[Tensor, ...]:
+        inputs = {"logits": padded_BV, **staged.tensors}
+        return self._store.executable.run(staged.key.name, inputs, rows)
 
 
 class _StagedRows:
@@ -96,17 +104,11 @@ class _StagedRows:
         self.key = key
         vocab_size = logits_RV.shape[1]
         self._logits_BV = logits_RV.new_zeros(0, vocab_size)
-        self.tensors = {
-            "temperature": torch.zeros(key.batch),
-            "top_k": torch.zeros(key.batch, dtype=torch.int32),
-            "top_p": torch.ones(key.batch),
-            "seed": torch.zeros(key.batch, dtype=torch.int64),
-            "position": torch.full((key.batch,), PADDING_ROW),
-        }
+        self.tensors = {} if key.role is Role.MASK else _parameters(key.batch)
         self._arrays = {name: tensor.numpy() for name, tensor in self.tensors.items()}
         self._is_masked = False
         self._in_place: tuple[int, Tensor] | None = None
-        if key.role is Role.SAMPLER:
+        if key.role is not Role.DRAW:
             words = -(-vocab_size // 32)
             mask_BW = torch.full((key.batch, words), ALL_ALLOWED, dtype=torch.int32)
             self.tensors["bitmask"] = mask_BW
@@ -145,6 +147,17 @@ class _StagedRows:
             self._logits_BV = logits_RV.new_zeros(self.key.batch, vocab_size)
         self._logits_BV[:rows] = logits_RV
         return self._logits_BV
+
+
+def _parameters(batch: int) -> dict[str, Tensor]:
+    """Of rows of padding."""
+    return {
+        "temperature": torch.zeros(batch),
+        "top_k": torch.zeros(batch, dtype=torch.int32),
+        "top_p": torch.ones(batch),
+        "seed": torch.zeros(batch, dtype=torch.int64),
+        "position": torch.full((batch,), PADDING_ROW),
+    }
 
 
 def _reach(tensor: Tensor) -> int:

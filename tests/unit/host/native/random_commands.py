@@ -175,7 +175,9 @@ def sample(rng: Random, dtype: str) -> CommandSpec:
     rows, width = rng.randint(0, 4), rng.choice((1, 15, 16, 17, 300))
     dtypes = ("float32", "int32", "float32", "int64", "int64", "int64", "float32")
     each = [loose(rng, (rows,), dtype, last_free=True) for dtype in dtypes]
-    return CommandSpec("sample", (loose(rng, (rows, width), dtype), *each))
+    mask = maybe(rng, loose(rng, (rows, (width + 31) // 32), "int32"))
+    logits = loose(rng, (rows, width), dtype)
+    return CommandSpec("sample", (logits, *each[:5], mask, *each[5:]))
 
 
 def route(rng: Random, dtype: str) -> CommandSpec:

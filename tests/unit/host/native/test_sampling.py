@@ -51,18 +51,41 @@ def rows_of(
     )
 
 
-def drawn(logits: Tensor, rows: Rows, isa: str = BEST, pool: object = None) -> Tensor:
+def drawn(
+    logits: Tensor,
+    rows: Rows,
+    isa: str = BEST,
+    pool: object = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Tokens; memory around the outputs is watched."""
-    return drawn_with_thresholds(logits, rows, isa, pool)[0]
+    return drawn_with_thresholds(logits, rows, isa, pool, mask)[0]
 
 
 def drawn_with_thresholds(
-    logits: Tensor, rows: Rows, isa: str = BEST, pool: object = None
+    logits: Tensor,
+    rows: Rows,
+    isa: str = BEST,
+    pool: object = None,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     count = logits.shape[0]
     token, threshold = blank((count,), torch.int64), blank((count,), torch.float32)
-    run(Op("sample", [logits, *rows.tensors, token, threshold]), isa, pool)
+    run(Op("sample", [logits, *rows.tensors, mask, token, threshold]), isa, pool)
     return token, threshold
+
+
+def random_mask(seed: int, rows: int, width: int) -> Tensor:
+    """Words of all kinds; some rows allow everything, nothing or little."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, -(-width // 32))
+    mask = torch.randint(-(2**31), 2**31, shape, generator=generator).int()
+    share = torch.rand(rows, 1, generator=generator)
+    mask[torch.rand(shape, generator=generator) < share] = 0
+    mask[torch.rand(shape, generator=generator) < 0.4 * share] = -1
+    kind = torch.randint(0, 6, (rows,), generator=generator)
+    mask[kind == 0], mask[kind == 1] = -1, 0
+    return mask
 
 
 def logits_of(seed: int, rows: int, width: int, scale: float = 3.0) -> Tensor:
@@ -88,9 +111,12 @@ def test_against_the_reference(isa: str, dtype: torch.dtype, data: st.DataObject
         rows.top_k[row], rows.top_p[row] = data.draw(top_ks), data.draw(top_ps)
         rows.seed[row] = data.draw(st.integers(-(1 << 63), (1 << 63) - 1))
         rows.position[row] = data.draw(st.sampled_from((0, 1, -1, 1 << 40)))
+    mask = None
+    if data.draw(st.booleans()):
+        mask = placed(data.draw, random_mask(data.draw(st.integers(0, 999)), count, width))
     logits = placed(data.draw, logits.to(dtype))
-    token, threshold = drawn_with_thresholds(logits, rows, isa)
-    expected_token, expected_threshold = sample(logits, *rows.tensors)
+    token, threshold = drawn_with_thresholds(logits, rows, isa, mask=mask)
+    expected_token, expected_threshold = sample(logits, *rows.tensors, mask)
     assert token.tolist() == expected_token.tolist()
     assert threshold.tolist() == expected_threshold.tolist()
 
@@ -114,6 +140,41 @@ def test_one_row_does_not_see_another(isa: str) -> None:
 
 def one_row(rows: Rows, row: int) -> Rows:
     return Rows(*(tensor[row : row + 1].clone() for tensor in rows.tensors))
+
+
+@each_level
+@each_dtype
+def test_what_is_forbidden_is_not_there(isa: str, dtype: torch.dtype) -> None:
+    """The tokens of a vocabulary of the allowed ones alone; of others not even NaN is seen."""
+    count, width = 6, 1500
+    logits, mask = logits_of(11, count, width).to(dtype), random_mask(3, count, width)
+    mask[0, ::2], mask[1, 3:], mask[2] = 0, 0, 0
+    mask[2, -1] = 1 << (width - 1) % 32
+    allowed = (mask.unsqueeze(-1) >> torch.arange(32) & 1).flatten(1)[:, :width] != 0
+    logits[~allowed] = torch.nan
+    for rows in (rows_of(count, 0.8, 30), rows_of(count, top_p=0.9), rows_of(count, 0.0)):
+        tokens = drawn(logits, rows, isa, mask=mask).tolist()
+        for row in range(count):
+            (ids,) = allowed[row].nonzero(as_tuple=True)
+            if len(ids):
+                alone = drawn(logits[row : row + 1, ids].contiguous(), one_row(rows, row), isa)
+                assert tokens[row] == ids[alone.item()]
+            else:
+                assert tokens[row] == 0
+        assert tokens[2] == width - 1
+
+
+@each_level
+@pytest.mark.parametrize("top_p", [0.5, 0.63, 0.9, 0.99])
+def test_top_p_of_many_light_tokens(isa: str, top_p: float) -> None:
+    """Those that are as good as never drawn one by one may be most of the weight together."""
+    logits = logits_of(13, 40, 4999, 0.3) - 9.5
+    logits[:, 7] = 0.0
+    rows = rows_of(40, top_p=top_p)
+    token, threshold = drawn_with_thresholds(logits, rows, isa)
+    expected_token, expected_threshold = sample(logits, *rows.tensors)
+    assert threshold.tolist() == expected_threshold.tolist()
+    assert token.tolist() == expected_token.tolist()
 
 
 @each_level
@@ -202,7 +263,7 @@ class TestStatistics:
         logits = shares.log().expand(DRAWS // 10, -1)
         rows = rows_of(DRAWS // 10, **parameters)  # type: ignore[arg-type]
         token, threshold = torch.empty(DRAWS // 10, dtype=torch.int64), torch.empty(DRAWS // 10)
-        program = Loaded([Op("sample", [logits, *rows.tensors, token, threshold])], BEST)
+        program = Loaded([Op("sample", [logits, *rows.tensors, None, token, threshold])], BEST)
         pool = _native.Pool(CPUS[:1])
         for _ in range(10):
             program.run(pool)
