@@ -299,8 +299,19 @@ RBLN_INLINE Vec vtanh(Vec x) {
   return select(x != x, x, select(magnitude < 0.625f, small, big));
 }
 
+// x times the normal distribution function. Its tail beyond |x| is a polynomial in t times
+// e^(-x^2 / 2) (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; the error is at
+// most 1e-7). NaN stays NaN, and minus infinity becomes one, as in torch.
 RBLN_INLINE Vec vgelu(Vec x) {
-  return each(x, [](float v) { return 0.5f * v * (1.0f + std::erf(v * 0.70710678118654752f)); });
+  const Vec magnitude = vmax(x, -x);
+  const Vec t = 1.0f / (1.0f + magnitude * (0.3275911f * 0.70710678118654752f));
+  Vec tail = splat(0.5f * 1.061405429f);
+  tail = tail * t + 0.5f * -1.453152027f;
+  tail = tail * t + 0.5f * 1.421413741f;
+  tail = tail * t + 0.5f * -0.284496736f;
+  tail = tail * t + 0.5f * 0.254829592f;
+  tail = tail * t * vexp(x * x * -0.5f);
+  return x * select(x < 0, tail, 1.0f - tail);
 }
 
 RBLN_INLINE Vec vgelu_tanh(Vec x) {

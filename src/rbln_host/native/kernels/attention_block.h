@@ -198,9 +198,13 @@ void soften_row(const Attention& a, const BlockScratch<T>& s, int64_t row, float
     total += e;
     store(weight + i, e);
   }
+  s.most[row] = top;
+  if (before == -INFINITY) {  // the first visible keys: there is no output to scale yet
+    s.total[row] = sum(total);
+    return;
+  }
   const float factor = before == top ? 1.0f : std::exp(before - top);
   s.total[row] = s.total[row] * factor + sum(total);
-  s.most[row] = top;
   if (factor == 1.0f) return;
   float* o = s.o + row * a.size;
   for (int64_t i = 0; i < a.size; i += kLanes) store(o + i, load(o + i) * factor);

@@ -12,17 +12,25 @@
 namespace rbln {
 namespace RBLN_ISA {
 
-// Row r has the tokens [starts[r], starts[r + 1]). An item's `slot` is its row's first token and
-// its `parts` the row's length.
+// A task attends with about so many pairs of a query and a key, or more: taking a task costs as
+// much as some dozens of them.
+constexpr int64_t kItemPairs = 2048;
+
+// Row r has the tokens [starts[r], starts[r + 1]). An item is a block of its queries and some KV
+// heads: `part` of them from `head` on. Its `slot` is its row's first token, its `parts` the row's
+// length.
 inline void plan_encoder_row(const Attention& a, Shared& shared, int64_t row, int64_t start,
                              int64_t length) {
   const int64_t step = a.block_queries();
   for (int64_t first = 0; first < length; first += step) {
     const int64_t count = std::min(step, length - first);
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-      shared.items.push_back({static_cast<int32_t>(row), static_cast<int32_t>(head), 0,
-                              static_cast<int32_t>(length), static_cast<int32_t>(start),
-                              static_cast<int32_t>(first), static_cast<int32_t>(count)});
+    const int64_t several = std::max<int64_t>(1, kItemPairs / (count * a.group * length));
+    for (int64_t head = 0; head < a.kv_heads; head += several) {
+      const int64_t heads = std::min(several, a.kv_heads - head);
+      shared.items.push_back({static_cast<int32_t>(row), static_cast<int32_t>(head),
+                              static_cast<int32_t>(heads), static_cast<int32_t>(length),
+                              static_cast<int32_t>(start), static_cast<int32_t>(first),
+                              static_cast<int32_t>(count)});
     }
   }
 }
@@ -73,11 +81,11 @@ void pack_tokens(const Attention& a, int64_t head, int64_t first, int64_t count,
 
 // The queries of a block as the micro-kernel wants them, query-major.
 template <class T>
-void copy_queries(const Attention& a, const AttentionItem& item, int64_t first_token,
+void copy_queries(const Attention& a, int64_t head, int64_t first_token, int64_t queries,
                   const BlockScratch<T>& s) {
-  for (int64_t q = 0; q < item.queries; ++q) {
+  for (int64_t q = 0; q < queries; ++q) {
     const T* source = a.query.as<T>() + (first_token + q) * a.query.stride[0] +
-                      item.head * a.group * a.query.stride[1];
+                      head * a.group * a.query.stride[1];
     for (int64_t g = 0; g < a.group; ++g) {
       int64_t unused;
       const Row<T>* row = as_rows(source + g * a.query.stride[1], a.size, 1, a.size, s.o, &unused);
@@ -87,6 +95,25 @@ void copy_queries(const Attention& a, const AttentionItem& item, int64_t first_t
   }
 }
 
+// Keys [first, first + count) of the row that starts at token `start` and has `length` tokens.
+template <class T>
+void attend_encoder_tile(const Attention& a, int64_t head, int64_t start, int64_t length,
+                         int64_t first, int64_t rows, const BlockScratch<T>& s) {
+  const int64_t count = std::min(kKeyTile, length - first);
+  pack_tokens<T>(a, head, start + first, count, s);
+  multiply<T>(s.query, a.size, rows, s.keys, group_elements<T>(a.size), (count + 15) / 16, a.size,
+              s.score, kKeyTile, false);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (a.call.scale > 0) {
+      soften_row<T, kShortWeights<T>>(a, s, row, 0.0f, length - 1, first, count);
+    } else {
+      soften_row<T, false>(a, s, row, 0.0f, length - 1, first, count);
+    }
+  }
+  multiply<T>(s.weight, kKeyTile, rows, s.values, group_elements<T>(kKeyTile), a.size / 16, count,
+              s.o, a.size, first > 0);
+}
+
 template <class T>
 void attend_encoder_block(const Attention& a, const AttentionItem& item, std::byte* scratch) {
   BlockScratch<T> s;
@@ -94,28 +121,17 @@ void attend_encoder_block(const Attention& a, const AttentionItem& item, std::by
   const int64_t start = item.slot, length = item.parts;
   const int64_t first_token = start + item.first_query;
   const int64_t rows = item.queries * a.group;
-  copy_queries<T>(a, item, first_token, s);
-  std::fill(s.most, s.most + rows, -INFINITY);
-  std::fill(s.total, s.total + rows, 0.0f);
-  std::fill(s.o, s.o + rows * a.size, 0.0f);
-  for (int64_t first = 0; first < length; first += kKeyTile) {
-    const int64_t count = std::min(kKeyTile, length - first);
-    pack_tokens<T>(a, item.head, start + first, count, s);
-    multiply<T>(s.query, a.size, rows, s.keys, group_elements<T>(a.size), (count + 15) / 16, a.size,
-                s.score, kKeyTile, false);
-    for (int64_t row = 0; row < rows; ++row) {
-      if (a.call.scale > 0) {
-        soften_row<T, kShortWeights<T>>(a, s, row, 0.0f, length - 1, first, count);
-      } else {
-        soften_row<T, false>(a, s, row, 0.0f, length - 1, first, count);
-      }
+  for (int64_t head = item.head; head < item.head + item.part; ++head) {
+    copy_queries<T>(a, head, first_token, item.queries, s);
+    std::fill(s.most, s.most + rows, -INFINITY);
+    std::fill(s.total, s.total + rows, 0.0f);
+    for (int64_t first = 0; first < length; first += kKeyTile) {
+      attend_encoder_tile<T>(a, head, start, length, first, rows, s);
     }
-    multiply<T>(s.weight, kKeyTile, rows, s.values, group_elements<T>(kKeyTile), a.size / 16, count,
-                s.o, a.size, true);
-  }
-  for (int64_t row = 0; row < rows; ++row) {
-    finish_head<T>(a, first_token + row / a.group, item.head * a.group + row % a.group, s.most[row],
-                   s.total[row], s.o + row * a.size);
+    for (int64_t row = 0; row < rows; ++row) {
+      finish_head<T>(a, first_token + row / a.group, head * a.group + row % a.group, s.most[row],
+                     s.total[row], s.o + row * a.size);
+    }
   }
 }
 

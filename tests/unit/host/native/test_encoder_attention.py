@@ -107,6 +107,14 @@ def test_rows_of_any_length(isa: str, dtype: torch.dtype, data: st.DataObject) -
 
 @each_level
 @each_dtype
+def test_heads_are_shared_out_in_any_number(isa: str, dtype: torch.dtype) -> None:
+    """All heads of a short row are one task, some of a longer one, one of a long one."""
+    check(build([1, 12, 20, 30, 45, 70], dtype, (11, 11, 16)), isa)
+    check(build([12, 20, 30], dtype, (22, 11, 16)), isa)
+
+
+@each_level
+@each_dtype
 @pytest.mark.parametrize("length", [1, 16, 17, 129])
 def test_a_row_alone_and_among_others(isa: str, dtype: torch.dtype, length: int) -> None:
     """Bit for bit, wherever the row lies."""
