@@ -73,12 +73,12 @@ format: $(SETUP) ## let ruff and clang-format mend what they can
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-# Processes for each: the scheduler's tests run on vLLM's own platform, the others on ours.
+# Processes for each: the scheduler's tests run on vLLM's own platform, the others on ours. Servers
+# have several processes already, and some of their tests look at steps of milliseconds.
 test: native ## run all tests in WORKERS (2) processes; PYTEST_ARGS="tests/unit -x" narrows them
 ifeq ($(PYTEST_ARGS),)
-	@failed=; for suite in tests/unit tests/engine tests/server; do \
-	  echo "== $$suite"; workers="$(IN_PARALLEL)"; [ $$suite != tests/server ] || workers=; \
-	  $(BIN)/pytest $$workers $$suite || failed="$$failed $$suite"; \
+	@failed=; for run in "tests/unit $(IN_PARALLEL)" "tests/engine $(IN_PARALLEL)" tests/server; do \
+	  echo "== $$run"; $(BIN)/pytest $$run || failed="$$failed $${run%% *}"; \
 	done; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 else
 	$(BIN)/pytest $(PYTEST_ARGS)

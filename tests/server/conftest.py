@@ -5,42 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.server.kv_cluster import KVCluster, running_cluster
 from tests.server.live import LiveServer, running_server, serve_arguments
 from tests.server_process import fetch
-
-CLUSTER = dict.fromkeys(("test_kv_events", "test_kv_router"), "cluster")
-ONE_SERVER = dict.fromkeys(
-    (
-        "test_disconnect",
-        "test_endpoints",
-        "test_greedy",
-        "test_limits",
-        "test_scores",
-        "test_structured",
-        "test_text",
-    ),
-    "one server",
-)
-SHARED = CLUSTER | ONE_SERVER
-"""Modules whose servers are the same."""
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several processes (`pytest -n 2`), what shares servers runs in one of them."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            name = Path(super()._split_scope(nodeid)).stem
-            return SHARED.get(name, name)
-
-    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
