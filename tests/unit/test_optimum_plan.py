@@ -12,6 +12,8 @@ from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 
+ADAPTERS = {"adapters": [{"lora_int_id": 1, "lora_name": "a", "lora_path": "/a"}]}
+
 
 def plan(npu: str | None = None, positions: int | None = 512, **options: Any) -> CompilePlan:
     config: Any = SimpleNamespace(max_position_embeddings=positions)
@@ -135,6 +137,8 @@ def test_programs_take_embeddings_where_that_is_wanted() -> None:
     assert recorded.compile_command("d").endswith("--use-inputs-embeds")
     with pytest.raises(ValueError, match="not supported together with num_speculative_tokens"):
         plan(use_inputs_embeds=True, num_speculative_tokens=1)
+    with pytest.raises(ValueError, match="not supported together with lora_config yet: leave one"):
+        plan(use_inputs_embeds=True, lora_config=ADAPTERS)
     plain = RecordedConfig.of(plan(), "m", "float32")
     assert not plain.geometry.takes_embeds
     assert "--use-inputs-embeds" not in plain.compile_command("d")
@@ -191,6 +195,7 @@ class TestPooling:
             ({"attn_impl": "eager"}, "keeps no KV: leave out attn_impl"),
             ({"use_inputs_embeds": True}, "BertModel generates no text: leave out use_inputs"),
             ({"num_speculative_tokens": 2}, "generates no text: leave out num_speculative"),
+            ({"lora_config": ADAPTERS}, "generates no text: leave out lora_config"),
             ({"prefill_chunk_size": 448}, "448 is smaller than max_seq_len 514: an encoder comp"),
             ({"batch_size": 2048, "prefill_chunk_size": 1024}, "1024 is smaller than batch_size"),
             ({"decoder_batch_sizes": [2]}, "[2] are larger than the batch size 1"),
