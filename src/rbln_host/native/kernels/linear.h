@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "lora.h"
 #include "tile.h"
@@ -144,17 +145,17 @@ void adapt_tile(const Call& call, const LinearShape& s, int64_t group, float* c,
 }
 
 // Computes NR groups from `group` on, for all rows. While later rows are computed, which find the
-// weights in the cache, the weights of the group after are fetched, if it is before `end`.
+// weights in the cache, the weights of the groups from `after` on are fetched, if it is not
+// negative.
 template <class T, int NR, int MR>
-void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64_t end,
+void linear_columns(const Call& call, const LinearShape& s, int64_t group, int64_t after,
                     float* scratch) {
   const Operand& x = call[0];
   float* c = scratch;
   float* row_buffer = scratch + kWideRows * 64;
   const Groups<NR> groups = groups_from<T, NR>(call, s, group);
-  const int64_t after = group + NR / (s.gated ? 2 : 1);
-  const Groups<NR> later = groups_from<T, NR>(call, s, after < end ? after : group);
-  int fetched = after < end ? 0 : NR;
+  const Groups<NR> later = groups_from<T, NR>(call, s, std::max<int64_t>(after, 0));
+  int fetched = after >= 0 ? 0 : NR;
   const int64_t blocks = (s.rows + MR - 1) / MR;
   const int64_t block = (s.rows + blocks - 1) / blocks;
   for (int64_t row = 0; row < s.rows; row += block) {
@@ -185,17 +186,24 @@ void linear_task(const Call& call, const Shared& shared, int64_t task, float* sc
   const LinearTasks tasks = LinearTasks::of(s, group_bytes(call));
   int64_t group = tasks.start(task);
   const int64_t end = std::min(s.groups, tasks.start(task + 1));
-  const int per_group = s.gated ? 2 : 1;
-  if (s.rows <= kSlimRows) {
-    constexpr int kStep = kSlimGroups;
-    for (; group + kStep / per_group <= end; group += kStep / per_group) {
-      linear_columns<T, kStep, kSlimRows>(call, s, group, end, scratch);
+  // What this thread will probably compute next, unless that is in another command.
+  const int64_t next_task = task + shared.threads;
+  const int64_t next = next_task < tasks.count ? tasks.start(next_task) : -1;
+  const auto in_steps = [&](auto groups, auto rows) {
+    constexpr int kGroups = groups(), kRows = rows();
+    const int64_t step = s.gated ? kGroups / 2 : kGroups;
+    for (; group + step <= end; group += step) {
+      const int64_t after = group + step < end ? group + step : next;
+      linear_columns<T, kGroups, kRows>(call, s, group, after, scratch);
     }
+  };
+  using std::integral_constant;
+  using Wide = integral_constant<int, kWideRows>;
+  if (s.rows <= kSlimRows) {
+    in_steps(integral_constant<int, kSlimGroups>{}, integral_constant<int, kSlimRows>{});
   }
-  for (; group + 2 / per_group <= end; group += 2 / per_group) {
-    linear_columns<T, 2, kWideRows>(call, s, group, end, scratch);
-  }
-  for (; group < end; ++group) linear_columns<T, 1, kWideRows>(call, s, group, end, scratch);
+  in_steps(integral_constant<int, 2>{}, Wide{});
+  if (!s.gated) in_steps(integral_constant<int, 1>{}, Wide{});
 }
 
 inline void linear_run(const Call& call, Shared& shared, int64_t task, std::byte* scratch) {

@@ -87,7 +87,7 @@ RBLN_INLINE void accumulate(const BFloat16* x, int64_t ldx, const Groups<NR>& gr
   };
   const int64_t pairs = k / 2;
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    if (ahead) __builtin_prefetch(ahead + pair * 64, 0, 2);
+    if (ahead) __builtin_prefetch(ahead + pair * 64);
     step(pair, [&](int m) {
       uint32_t two;
       std::memcpy(&two, x + m * ldx + 2 * pair, sizeof(two));
