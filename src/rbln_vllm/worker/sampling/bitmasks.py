@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.core.sched.output import GrammarOutput
@@ -25,8 +26,8 @@ def batch_bitmask(
     they go to the rows from ``row_of`` on. A request that is not in the batch (any more) is left
     out.
     """
-    masks_GW = torch.from_numpy(grammar.grammar_bitmask)
-    bitmask_RW = torch.full((rows, masks_GW.shape[1]), ALL_ALLOWED, dtype=torch.int32)
+    masks_GW = grammar.grammar_bitmask
+    bitmask_RW = np.full((rows, masks_GW.shape[1]), ALL_ALLOWED, dtype=np.int32)
     names: Sequence[str] = grammar.structured_output_request_ids
     targets: list[int] = []
     sources: list[int] = []
@@ -39,4 +40,4 @@ def batch_bitmask(
         next_mask += count
     if targets:
         bitmask_RW[targets] = masks_GW[sources]
-    return bitmask_RW
+    return torch.from_numpy(bitmask_RW)

@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -110,8 +111,8 @@ class _StagedRows:
         self._in_place: tuple[int, Tensor] | None = None
         if key.role is not Role.DRAW:
             words = -(-vocab_size // 32)
-            mask_BW = torch.full((key.batch, words), ALL_ALLOWED, dtype=torch.int32)
-            self.tensors["bitmask"] = mask_BW
+            mask_BW = np.full((key.batch, words), ALL_ALLOWED, dtype=np.int32)
+            self._arrays["bitmask"], self.tensors["bitmask"] = mask_BW, torch.from_numpy(mask_BW)
 
     def stage(self, draws: Draws) -> None:
         """Copy a step's parameters in and pad the rest."""
@@ -123,13 +124,11 @@ class _StagedRows:
 
     def allow(self, bitmask_RW: Tensor | None) -> None:
         """Copy a bitmask in; without one every token is allowed."""
-        mask_BW = self.tensors["bitmask"]
+        mask_BW = self._arrays["bitmask"]
         if bitmask_RW is not None:
-            rows, words = bitmask_RW.shape[0], mask_BW.shape[1]
-            mask_BW[:rows] = bitmask_RW[:, :words]
-            mask_BW[rows:] = ALL_ALLOWED
+            _fill(mask_BW, bitmask_RW[:, : mask_BW.shape[1]], ALL_ALLOWED)
         elif self._is_masked:
-            mask_BW.fill_(ALL_ALLOWED)
+            mask_BW[:] = ALL_ALLOWED
         self._is_masked = bitmask_RW is not None
 
     def padded(self, logits_RV: Tensor) -> Tensor:
@@ -166,7 +165,8 @@ def _reach(tensor: Tensor) -> int:
 
 
 def _fill(buffer: npt.NDArray[Any], values: Tensor, padding: int) -> None:
-    """Through numpy, which takes a fifth of torch's time for so few numbers."""
+    """Through numpy, which takes a fifth of torch's time for few numbers, and for many does not
+    wait for torch's threads to get a CPU."""
     rows = values.shape[0]
     buffer[:rows] = values.numpy()
     buffer[rows:] = padding
