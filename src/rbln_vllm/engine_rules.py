@@ -113,6 +113,23 @@ EMBEDS_REFUSALS = (
         lambda c: is_pooling(c.model_config),
     ),
     Refusal(
+        "This model's embeddings are narrower than its hidden states, and vLLM takes prompt "
+        "embeddings of that width alone: leave out --enable-prompt-embeds.",
+        lambda c: (
+            c.model_config.enable_prompt_embeds
+            and embedding_width(c.model_config) != c.model_config.get_hidden_size()
+        ),
+    ),
+    Refusal(
+        f"{LMCACHE} names KV by token ids, which prompt embeddings do not have: leave out "
+        "--enable-prompt-embeds or --kv-transfer-config.",
+        lambda c: (
+            c.model_config.enable_prompt_embeds
+            and c.kv_transfer_config is not None
+            and c.kv_transfer_config.kv_connector == LMCACHE
+        ),
+    ),
+    Refusal(
         "Embeddings as inputs are not supported with speculative decoding or adapters yet: leave "
         "out --enable-prompt-embeds and use_inputs_embeds, or --speculative-config and "
         "--enable-lora.",
@@ -145,6 +162,11 @@ MODEL_REFUSALS: tuple[tuple[str, Callable[["ModelConfig"], bool]], ...] = (
         lambda m: envs.num_hidden_layers() > 0,
     ),
 )
+
+
+def embedding_width(model: "ModelConfig") -> int:
+    """Elements of a token's embedding, which some OPTs widen afterwards."""
+    return int(getattr(model.hf_config, "word_embed_proj_dim", model.get_hidden_size()))
 
 
 def refuse_unbuilt(config: "VllmConfig") -> None:

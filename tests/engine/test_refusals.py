@@ -35,6 +35,7 @@ UNSET: dict[str, Any] = dict.fromkeys(
     ("block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
 )
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+EMBEDS = {"model_impl": "transformers", "enable_prompt_embeds": True}
 CONNECTOR = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
 OFFLOAD = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
 
@@ -83,7 +84,16 @@ NOT_BUILT = (
     Refused(("Quantised", "unquantised model"), {"quantization": "fp8"}),
     Refused(("--load-format bitsandbytes",), {"load_format": "bitsandbytes"}),
     Refused(("LlamaForCausalLM is not built for pooling",), {"runner": "pooling"}),
-    Refused(("--enable-prompt-embeds",), {"enable_prompt_embeds": True}),
+    Refused(("--enable-prompt-embeds", "or --model-impl vllm"), {"enable_prompt_embeds": True}),
+    Refused(
+        ("Embeddings as inputs", "--speculative-config"),
+        {**EMBEDS, "speculative_config": NGRAM},
+    ),
+    Refused(("Embeddings as inputs", "--enable-lora"), {**EMBEDS, "enable_lora": True}),
+    Refused(
+        ("narrower than its hidden states",),
+        {**EMBEDS, "hf_overrides": {"word_embed_proj_dim": 32}},
+    ),
     Refused(("--kv-transfer-config",), {"kv_transfer_config": CONNECTOR}),
     Refused(("kv_both",), {"kv_transfer_config": {**OFFLOAD, "kv_role": "kv_consumer"}}),
     Refused(("--kv-offloading-size",), {"kv_transfer_config": OFFLOAD}),
