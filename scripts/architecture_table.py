@@ -43,13 +43,12 @@ vLLM's implementation is not bound to this table: any architecture that vLLM kno
 
 @dataclass(frozen=True)
 class Share:
-    """How much of an architecture's forward programs is native; ``error`` when it cannot be."""
+    """How much of an architecture's forward programs is native."""
 
     flops: float = 0.0
     commands: float = 0.0
     attention: bool = False
     fallbacks: tuple[str, ...] = ()
-    error: str = ""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Share:
@@ -57,8 +56,6 @@ class Share:
 
     def text(self) -> str:
         """As a cell of the table."""
-        if self.error:
-            return f"no: {self.error}"
         parts = [f"{100 * self.flops:.0f}% of products, {100 * self.commands:.0f}% of commands"]
         if self.fallbacks:
             parts.append(f"torch: {', '.join(f'`{name}`' for name in self.fallbacks)}")
@@ -113,15 +110,16 @@ def render(cells: Mapping[tuple[str, str], str]) -> str:
 
 
 def measured_apart(name: str, implementation: str) -> Share:
-    """The result of a process of its own: vLLM changes Hugging Face's classes for some models."""
+    """The result of a process of its own: vLLM changes Hugging Face's classes for some models.
+
+    RuntimeError when the model cannot be compiled: every architecture of the table can be.
+    """
     command = [sys.executable, __file__, name, implementation]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
-    last = (result.stdout.splitlines() or [""])[-1]
-    print(
-        name, implementation, last if result.returncode == 0 else result.stderr[-300:], flush=True
-    )
     if result.returncode:
-        return Share(error="it cannot be compiled yet")
+        raise RuntimeError(f"{name} with {implementation}: {result.stderr[-1000:]}")
+    last = result.stdout.splitlines()[-1]
+    print(name, implementation, last, flush=True)
     return Share.of(json.loads(last))
 
 
