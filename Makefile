@@ -91,7 +91,7 @@ bench: native $(MODEL_DIR) ## measure limits, ours and the peers; ARGS="--sectio
 	@$(BIN)/python -m benchmarks.run $(MODEL) $(ARGS)
 
 sanitize: $(SETUP) ## run the kernel tests under AddressSanitizer and UBSan
-	@$(BIN)/python scripts/sanitize.py $(or $(PYTEST_ARGS),$(IN_PARALLEL))
+	@$(BIN)/python scripts/sanitize.py $(or $(PYTEST_ARGS),$(IN_PARALLEL) tests/unit/host/native)
 
 wheel: native ## build a wheel into dist and check that it works without a compiler
 	@rm -rf dist
