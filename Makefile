@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CXX_SOURCES = $(shell find src benchmarks -name '*.cc' -o -name '*.h')
 SETUP := $(VENV)/.setup-done
-PACKAGES := rbln_vllm rbln_host benchmarks examples
+TYPED := rbln_vllm rbln_host benchmarks examples tests.engine tests.server
 DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 
 MODEL ?= $(DEFAULT_MODEL)
@@ -64,7 +64,7 @@ demo: native $(MODEL_DIR) ## serve MODEL, ask it one question, stop
 lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
+	$(BIN)/mypy $(addprefix -p ,$(TYPED))
 	$(BIN)/mypy scripts/*.py
 	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 

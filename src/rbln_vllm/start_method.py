@@ -25,13 +25,18 @@ def engines_may_fork() -> bool:
     Not while other Python threads may hold a lock that the child then never gets, and not for
     the reference executor, whose OpenMP threads must have read `OMP_WAIT_POLICY` at their start.
     """
-    alone = threading.active_count() == 1 and threading.current_thread() is threading.main_thread()
+    alone = _python_threads() == 1 and threading.current_thread() is threading.main_thread()
     return (
         sys.platform == "linux"
         and alone
         and envs.host_executor() == "native"
         and _openmp_release() is not None
     )
+
+
+def _python_threads() -> int:
+    """All that run Python, also those that `threading` does not know (`_thread`, C callbacks)."""
+    return len(sys._current_frames())
 
 
 def is_forked() -> bool:

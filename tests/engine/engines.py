@@ -63,6 +63,17 @@ def started(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
 
 
 @contextmanager
+def own_process() -> Iterator[None]:
+    """Engines that start in the block live in processes of their own, as a user's do.
+
+    Spawned: the test's process has run engines and keeps threads, of which a fork has nothing but
+    the locks they hold. test_start_method.py has an engine that is forked, from a plain script.
+    """
+    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_WORKER_MULTIPROC_METHOD="spawn"):
+        yield
+
+
+@contextmanager
 def environment(**variables: str | None) -> Iterator[None]:
     """Sets variables (None removes one) and puts the old values back."""
     before = {name: os.environ.get(name) for name in variables}

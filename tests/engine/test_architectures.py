@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from tests.engine.engines import (
     BLOCK,
     CHUNK,
     all_tokens,
-    environment,
     generate,
     greedy,
+    own_process,
     prompt,
     report,
     runner_of,
@@ -76,8 +77,8 @@ def test_tokens_equal_hugging_face(
     expected = [item.token_ids for item in hf_greedy(directory, prompts, 24, ignore_eos=True)]
     if architecture.experts:
         destroy_model_parallel()
-    separate = "1" if architecture.own_process else "0"
-    with environment(VLLM_ENABLE_V1_MULTIPROCESSING=separate), running_engine(directory) as llm:
+    separate = own_process() if architecture.own_process else nullcontext()
+    with separate, running_engine(directory) as llm:
         if not architecture.own_process:
             layers = runner_of(llm)._store.kv_layers
             assert tuple(layer.window for layer in layers) == architecture.windows

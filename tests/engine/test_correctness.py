@@ -15,10 +15,10 @@ from tests.engine.engines import (
     CHUNK,
     MAX_LEN,
     all_tokens,
-    environment,
     generate,
     greedy,
     kv_pools,
+    own_process,
     prompt,
     report,
     running_engine,
@@ -117,7 +117,7 @@ def test_other_sizes(
 def test_an_engine_in_its_own_process(tiny_llama_dir: Path) -> None:
     """vLLM's normal mode: the engine is another process than the caller's."""
     prompts = [prompt(length, seed=4) for length in EDGES]
-    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="1"), running_engine(tiny_llama_dir) as llm:
+    with own_process(), running_engine(tiny_llama_dir) as llm:
         assert not hasattr(llm.llm_engine.engine_core, "engine_core")
         got = all_tokens(generate(llm, prompts, greedy(12)))
         assert report(llm)["compiled_after_ready"] == 0

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forking is safe where it is allowed, and not allowed elsewhere."""
 
+import _thread
 import os
 import subprocess
 import sys
 import threading
 
 import pytest
+import torch  # noqa: F401 (brings OpenMP)
 
-from rbln_vllm import envs
+from rbln_vllm import envs, start_method
 from rbln_vllm.start_method import engines_may_fork
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
@@ -40,7 +42,7 @@ def test_openmp_survives_a_fork_when_it_is_released(release: str, code: int) -> 
 
 def test_a_plain_script_may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RBLN_HOST_EXECUTOR", raising=False)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(start_method, "_python_threads", lambda: 1)
     assert engines_may_fork()
     monkeypatch.setenv("RBLN_HOST_EXECUTOR", "reference")
     assert not engines_may_fork()
@@ -48,14 +50,14 @@ def test_a_plain_script_may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_with_threads_may_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RBLN_HOST_EXECUTOR", raising=False)
-    done = threading.Event()
-    other = threading.Thread(target=done.wait)
-    other.start()
+    monkeypatch.setattr(threading, "active_count", lambda: 1)  # it does not know of all
+    begun, done = threading.Event(), threading.Event()
+    _thread.start_new_thread(lambda: (begun.set(), done.wait()), ())
+    begun.wait()
     try:
         assert not engines_may_fork()
     finally:
         done.set()
-        other.join()
 
 
 @pytest.mark.parametrize(
