@@ -4,18 +4,12 @@
 from vllm.config import PoolerConfig
 from vllm.model_executor.layers.pooler import DispatchPooler
 from vllm.model_executor.layers.pooler.abstract import Pooler
-from vllm.model_executor.layers.pooler.seqwise import (
-    SequencePooler,
-    pooler_for_classify,
-    pooler_for_embed,
-)
-from vllm.model_executor.layers.pooler.seqwise.methods import MeanPool
+from vllm.model_executor.layers.pooler.seqwise import pooler_for_classify, pooler_for_embed
 from vllm.model_executor.layers.pooler.tokwise import pooler_for_token_embed
 
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.pooling import Pooling
 from rbln_vllm.worker.embed_programs import Programs
-from rbln_vllm.worker.pooling.means import RowMeans
 from rbln_vllm.worker.pooling.programs import PoolingPrograms
 
 
@@ -34,16 +28,10 @@ class PoolingModel(PoolingPrograms):
 
     def _make_pooler(self, pooling: Pooling, config: PoolerConfig) -> Pooler:
         if pooling.has_head:
-            classify = pooler_for_classify(config, classifier=self.classify_rows)
-            return DispatchPooler({"classify": _with_row_means(classify)})
-        poolers: dict[str, Pooler] = {"embed": _with_row_means(pooler_for_embed(config))}
+            return DispatchPooler(
+                {"classify": pooler_for_classify(config, classifier=self.classify_rows)}
+            )
+        poolers: dict[str, Pooler] = {"embed": pooler_for_embed(config)}
         if pooling.is_encoder:
             poolers["token_embed"] = pooler_for_token_embed(config)
         return DispatchPooler(poolers)
-
-
-def _with_row_means(pooler: SequencePooler) -> SequencePooler:
-    """The same pooler; a mean is computed our way."""
-    if type(pooler.pooling) is MeanPool:
-        pooler.pooling = RowMeans()
-    return pooler
