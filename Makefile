@@ -12,9 +12,9 @@ DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 MODEL ?= $(DEFAULT_MODEL)
 PORT ?=
 ARGS ?=
-# A file's tests stay together: they share engines and servers.
+# A file's tests stay together: they share engines. A crash ends the run, after its report.
 WORKERS ?= 2
-IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PYTEST_ARGS ?=
 
 IS_311 := -c 'import sys; sys.version_info[:2] == (3, 11) and print("yes")'
