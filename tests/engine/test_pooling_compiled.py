@@ -24,7 +24,14 @@ from rbln_vllm.optimum import (
 )
 from tests.engine.engines import environment, prompt, report
 from tests.engine.test_pooling import RERANKER, assert_near, classify, embed, pooling_engine
-from tests.pooling_models import eager, embedding, label_logits, minilm_dir, pooling_model_dir
+from tests.pooling_models import (
+    eager,
+    embedding,
+    hidden_states,
+    label_logits,
+    minilm_dir,
+    pooling_model_dir,
+)
 
 MAX_LEN, CHUNK, BLOCK = 64, 64, 32
 LENGTHS = (1, 15, 16, 17, MAX_LEN - 1, MAX_LEN)
@@ -65,8 +72,7 @@ def check_hidden_states(model: Any, directory: Path, name: str, lengths: Sequenc
     assert found.shape[:2] == ids.shape
     assert not found[mask == 0].any()
     for tokens, hidden_SH in zip(prompts, found, strict=True):
-        theirs = eager(directory, name)(torch.tensor([tokens])).last_hidden_state[0]
-        assert_near([hidden_SH[: len(tokens)]], [theirs])
+        assert_near([hidden_SH[: len(tokens)]], [hidden_states(directory, name, tokens)])
 
 
 class TestByThemselves:
@@ -90,9 +96,8 @@ class TestByThemselves:
         prompts = [prompt(length, seed=4) for length in DECODER_LENGTHS]
         ids, mask = right_padded(prompts)
         found = model(ids, attention_mask=mask).last_hidden_state
-        theirs = eager(directory, "Qwen3ForCausalLM").base_model
         for tokens, hidden_SH in zip(prompts, found, strict=True):
-            expected = theirs(torch.tensor([tokens])).last_hidden_state[0]
+            expected = hidden_states(directory, "Qwen3ForCausalLM", tokens)
             assert_near([hidden_SH[: len(tokens)]], [expected])
 
     @pytest.mark.parametrize(
@@ -112,6 +117,7 @@ class TestByThemselves:
         found = model(ids, attention_mask=mask).logits
         assert_near(list(found), [label_logits(directory, name, tokens) for tokens in prompts])
 
+    @torch.inference_mode()
     def test_segments(self) -> None:
         directory, name = pooling_model_dir("BertModel"), "BertModel"
         ids, types = torch.tensor([prompt(20)]), torch.tensor([[0] * 9 + [1] * 11])
