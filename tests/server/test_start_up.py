@@ -29,7 +29,7 @@ from tests.server.live import (
 )
 from tests.server_process import fetch, free_port
 
-PROGRAMS = 14
+PROGRAMS = 17
 DRY_RUN = "RBLN-CR03"
 START_S = 180.0
 """What two starts at once may take on a busy machine."""
