@@ -102,7 +102,7 @@ def test_a_bare_string_is_passed_on_and_refused_later(parse):
         (["--rbln-decode-batch-bucket-min", "x"], "invalid int value"),
         (["--rbln-decode-batch-bucket-manual-buckets", "1;2"], "not a list like 1,2,4"),
         (["--rbln-decode-batch-bucket-strategy", "exp"], "invalid choice"),
-        (["--rbln-optimum-overrides", "[1]"], "expected a JSON object"),
+        (["--rbln-optimum-overrides", "[1]"], "is not a JSON object"),
         (["--rbln-optimum-overrides", "{"], "not JSON"),
     ],
 )

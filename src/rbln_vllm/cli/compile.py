@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from rbln_vllm import envs
 from rbln_vllm.cli.errors import FAILED, CommandError, OneLineParser, one_line
 from rbln_vllm.cli.text_table import byte_size
-from rbln_vllm.config.flags import int_list, plain_type
+from rbln_vllm.config.flags import int_list, json_object, plain_type
 from rbln_vllm.devices import PROFILES, resolve_profile
 from rbln_vllm.optimum.choice import RUNNERS
 from rbln_vllm.optimum.drafts import drafts_of
@@ -77,13 +77,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--hf-overrides",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help="fields of the model's configuration to change or to add; as vLLM's",
     )
     parser.add_argument(
         "--speculative-config",
-        type=_json_object,
+        type=json_object,
         metavar="JSON",
         help="as vLLM's, for --num-speculative-tokens; the method is not part of what is compiled",
     )
@@ -166,17 +166,6 @@ def _job(options: argparse.Namespace, npu: str | None) -> "CompileJob":
         keywords["hf_overrides"] = options.hf_overrides
     wanted = RUNNERS[options.runner]
     return CompileJob.of(options.model, RBLNModelConfig.of(given), wanted, **keywords)
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """The type of an argument that is a JSON object."""
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
-    return found
 
 
 def _compile(job: "CompileJob", output: Path, workers: int) -> None:

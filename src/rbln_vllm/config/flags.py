@@ -159,7 +159,7 @@ def _parsing(info: FieldInfo) -> dict[str, Any]:
     if get_origin(plain) is tuple:
         return {"action": _IntListAction, "type": int_list, "nargs": "+", "metavar": "N,N"}
     if plain is dict or get_origin(plain) is dict:
-        return {"action": _FlagAction, "type": _json_object, "metavar": "JSON"}
+        return {"action": _FlagAction, "type": json_object, "metavar": "JSON"}
     if plain is int:
         return {
             "action": _FlagAction,
@@ -210,11 +210,12 @@ def _optional_int(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number or none") from None
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """The type of an argument that is a JSON object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("expected a JSON object")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value
