@@ -20,6 +20,7 @@ from unittest.mock import patch
 import vllm.envs
 from torch import Tensor
 from vllm import LLM, RequestOutput, SamplingParams
+from vllm.tokenizers import cached_get_tokenizer
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
@@ -53,13 +54,29 @@ def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
 def started(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
     """An engine with these arguments only; shut down at the end."""
     vllm.envs.disable_envs_cache()
-    llm = LLM(str(model_dir), **arguments)
+    with _tokenizer_of_its_own(bool(arguments.get("enable_prompt_embeds"))):
+        llm = LLM(str(model_dir), **arguments)
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+            del llm
+            gc.collect()
+
+
+@contextmanager
+def _tokenizer_of_its_own(needed: bool) -> Iterator[None]:
+    """vLLM adds a token where prompts may be embeddings, to a tokenizer all engines here share.
+
+    Its length then stays what it was, and other engines' guidance refuses the token beyond it.
+    """
+    if needed:
+        cached_get_tokenizer.cache_clear()
     try:
-        yield llm
+        yield
     finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
+        if needed:
+            cached_get_tokenizer.cache_clear()
 
 
 @contextmanager
