@@ -13,7 +13,7 @@ from rbln_host.compiler.arguments import arguments_of
 from rbln_host.compiler.graph import Command, Graph, Ref
 from rbln_host.compiler.plan import Kind, Work, plan_memory
 from rbln_host.compiler.shapes import infer
-from rbln_host.runtime.native.commands import Site
+from rbln_host.runtime.native.commands.call import Site
 from rbln_host.runtime.native.program import with_named_outputs
 from rbln_host.runtime.native.segments import Compiler, Fallback
 from rbln_host.runtime.weight_store import WeightStore

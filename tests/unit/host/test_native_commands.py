@@ -8,7 +8,8 @@ from rbln_host.compiler.graph import Captured, Command, Graph, TensorSpec
 from rbln_host.compiler.plan import plan_memory
 from rbln_host.compiler.shapes import infer
 from rbln_host.runtime.native import start_runtime
-from rbln_host.runtime.native.commands import NativeCommand, Site, Unclaimed, claim
+from rbln_host.runtime.native.commands.call import NativeCommand, Site, Unclaimed
+from rbln_host.runtime.native.commands.claim import claim
 from rbln_host.runtime.native.segments import Fallback, Native, Step, joined
 from rbln_host.runtime.options import ExecutorOptions
 from rbln_host.runtime.weight_store import WeightStore

@@ -8,7 +8,7 @@ from rbln_host.compiler.plan import plan_memory
 from rbln_host.compiler.shapes import infer
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.native import compiler_of
-from rbln_host.runtime.native.commands import Site
+from rbln_host.runtime.native.commands.call import Site
 from rbln_host.runtime.native.program import with_named_outputs
 from rbln_host.runtime.native.tokens import TokenRows, token_rows
 from rbln_host.runtime.options import ExecutorOptions

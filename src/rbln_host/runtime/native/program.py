@@ -15,7 +15,7 @@ from rbln_host.compiler.plan import Kind, Work, plan_memory
 from rbln_host.compiler.shapes import infer
 from rbln_host.compiler.weights import spec_of
 from rbln_host.runtime.inputs import ALL_TOKENS, NOTHING, check_input, checked_inputs
-from rbln_host.runtime.native.commands import Site
+from rbln_host.runtime.native.commands.call import Site
 from rbln_host.runtime.native.extension import Pool, Program
 from rbln_host.runtime.native.fallback import fallback_step
 from rbln_host.runtime.native.memory import Arena, TorchViews, new_memory

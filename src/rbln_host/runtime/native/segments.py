@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from rbln_host.compiler.graph import Command, Graph
 from rbln_host.compiler.plan import Work
 from rbln_host.compiler.serial import dtype_name
-from rbln_host.runtime.native.commands import NativeCommand, Site, Unclaimed, claim
+from rbln_host.runtime.native.commands.call import NativeCommand, Site, Unclaimed
+from rbln_host.runtime.native.commands.claim import claim
 from rbln_host.runtime.native.extension import Extension, Program
 from rbln_host.runtime.native.operands import Base, Operand
 

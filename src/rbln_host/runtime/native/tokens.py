@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rbln_host.compiler.graph import Graph
 from rbln_host.compiler.plan import Plan, View
-from rbln_host.runtime.native.commands import NativeCommand
+from rbln_host.runtime.native.commands.call import NativeCommand
 from rbln_host.runtime.native.segments import Fallback, Native, Step
 
 ROW_BY_ROW = frozenset(
