@@ -17,9 +17,9 @@ from tests.unit.source_tree import Source, imports_of, sources
 Rule = Callable[[Source], set[str]]
 
 WITHOUT_VLLM = {
-    f"rbln_vllm/{name}.py"
-    for name in ("__init__", "envs", "env_parsers", "env_tables", "devices", "programs")
+    f"rbln_vllm/{name}.py" for name in ("__init__", "envs", "env_parsers", "env_tables", "programs")
 }
+PACKAGES_WITHOUT_VLLM = ("rbln_vllm/devices/", "rbln_vllm/optimum/")
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
 
 
@@ -58,7 +58,7 @@ def only_envs_reads_the_environment(source: Source) -> set[str]:
 
 def light_modules_do_not_import_vllm(source: Source) -> set[str]:
     names = source.imports(at_import_time=True)
-    light = source.path in WITHOUT_VLLM or source.path.startswith("rbln_vllm/optimum/")
+    light = source.path in WITHOUT_VLLM or source.path.startswith(PACKAGES_WITHOUT_VLLM)
     return imports_of(names, "vllm") if light else set()
 
 

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device profiles: what a device allows and what it defaults to, as rows of one table.
+"""What a device allows and what it defaults to.
 
 Nothing else in the plugin asks which device it is; it asks its profile.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rbln_vllm.buckets import STRATEGIES
 
 MIB = 1 << 20
 GIB = 1 << 30
-
-# What one loaded program costs in device memory besides its weights (the vendor's estimate).
-RUNTIME_BUFFER_BYTES = 256 * MIB
-WEIGHT_ALIGNMENT_BYTES = 2 * MIB
 
 
 class Family(StrEnum):
@@ -184,171 +179,3 @@ class DeviceProfile:
     def cap_num_blocks(self, num_blocks: int) -> int:
         """The largest pool of at most `num_blocks` whose ids fit the device's kernels."""
         return num_blocks if self.max_block_id is None else min(num_blocks, self.max_block_id + 1)
-
-
-HOST = DeviceProfile(
-    name="HOST",
-    family=Family.HOST,
-    implementations=frozenset({"vllm", "transformers"}),
-    memory_bytes=None,
-    reserved_bytes=0,
-    chiplets=1,
-    default_max_num_seqs=16,
-    default_chunk=256,
-    default_block_size=128,
-    default_gpu_memory_utilization=0.5,
-    default_bucket_strategy="exponential",
-    default_bucket_limit=32,
-    default_max_prefill_run=1,
-    # A block here is shorter than a chunk, so "the chunk" would turn sub-blocks off. 16 tokens
-    # are 8 to a block: the mean loss of a hit is 8 tokens of prefill, and naming a sub-block
-    # costs a thousandth of computing it.
-    default_sub_block_size=16,
-    sub_block_below_chunk=True,
-    chunk_above_block=True,
-    block_size_multiple=8,
-    block_size_min=8,
-    block_size_max=None,
-    block_size_power_of_two=False,
-    max_block_id=None,
-    eager_max_model_len=None,
-    partition_min=None,
-    partition_max=None,
-    partition_default=None,
-    max_sliding_window=None,
-)
-
-# The vllm implementation is refused on ATOM, so no block size is ever checked there: the
-# transformers implementation has its own partition rule and no default.
-ATOM = DeviceProfile(
-    name="RBLN-CA25",
-    family=Family.ATOM,
-    implementations=frozenset({"transformers"}),
-    memory_bytes=16 * GIB,
-    reserved_bytes=288 * MIB,
-    chiplets=1,
-    default_max_num_seqs=1,
-    default_chunk=128,
-    default_block_size=None,
-    default_gpu_memory_utilization=0.93,
-    default_bucket_strategy="exponential",
-    default_bucket_limit=1,
-    default_max_prefill_run=0,
-    default_sub_block_size=None,
-    sub_block_below_chunk=False,
-    chunk_above_block=False,
-    block_size_multiple=1,
-    block_size_min=1,
-    block_size_max=None,
-    block_size_power_of_two=False,
-    max_block_id=None,
-    eager_max_model_len=32_768,
-    partition_min=1_024,
-    partition_max=32_768,
-    partition_default=16_384,
-    max_sliding_window=32_768,
-)
-
-REBEL100 = DeviceProfile(
-    name="RBLN-CR03",
-    family=Family.REBEL100,
-    implementations=frozenset({"vllm", "transformers"}),
-    memory_bytes=144 * GIB,
-    reserved_bytes=4 * GIB,
-    chiplets=4,
-    default_max_num_seqs=1,
-    default_chunk=512,
-    default_block_size=8_192,
-    default_gpu_memory_utilization=0.93,
-    default_bucket_strategy="exponential",
-    default_bucket_limit=1,
-    default_max_prefill_run=0,
-    default_sub_block_size=None,
-    sub_block_below_chunk=False,
-    chunk_above_block=False,
-    block_size_multiple=1,
-    block_size_min=512,
-    block_size_max=16_384,
-    block_size_power_of_two=True,
-    max_block_id=32_767,
-    eager_max_model_len=16_384,
-    partition_min=1_024,
-    partition_max=16_384,
-    partition_default=8_192,
-    max_sliding_window=32_767,
-)
-
-PROFILES: dict[str, DeviceProfile] = {
-    profile.name: profile
-    for profile in (
-        HOST,
-        *(replace(ATOM, name=f"RBLN-CA{number}") for number in ("02", "12", "22", "25")),
-        REBEL100,
-        replace(REBEL100, name="RBLN-CR13", sub_block_below_chunk=True),
-    )
-}
-
-
-def resolve_profile(forced_name: str | None) -> DeviceProfile:
-    """The profile of the named device, HOST for None.
-
-    Raises ValueError for an unknown name, listing the known ones.
-    """
-    if forced_name is None:
-        return HOST
-    if forced_name not in PROFILES:
-        raise ValueError(
-            f"unknown device {forced_name!r} in RBLN_FORCE_NPU_NAME: known devices are "
-            f"{', '.join(PROFILES)}"
-        )
-    return PROFILES[forced_name]
-
-
-def aligned_weight_bytes(parts: Iterable[int]) -> int:
-    """Device bytes of weights stored as `parts` (bytes per layer, lm_head), each 2 MiB aligned."""
-    unit = WEIGHT_ALIGNMENT_BYTES
-    return sum(-(-part // unit) * unit for part in parts)
-
-
-def npu_kv_budget(
-    profile: DeviceProfile,
-    utilization: float,
-    weight_bytes: int,
-    num_runtimes: int,
-    num_devices: int,
-    *,
-    num_kv_heads: int | None = None,
-) -> int:
-    """Bytes left for the KV cache on an NPU: the vendor's static estimate.
-
-    `num_runtimes` counts loaded programs, `num_devices` the NPUs of one worker. With fewer
-    `num_kv_heads` than compute dies the heads are replicated, which costs that much of the budget.
-
-    Raises ValueError on HOST (its memory is measured, not estimated) and for more than one Rebel100
-    per worker; MemoryError if weights and runtimes do not fit.
-    """
-    if profile.memory_bytes is None:
-        raise ValueError(f"{profile.name} has no static memory estimate: measure free memory")
-    if profile.family is Family.REBEL100 and num_devices != 1:
-        raise ValueError(
-            f"num_devices_per_local_rank must be 1 on {profile.name}, not {num_devices}"
-        )
-    width = num_devices * profile.chiplets
-    usable = int((profile.memory_bytes - profile.reserved_bytes) * num_devices * utilization)
-    buffers = RUNTIME_BUFFER_BYTES * num_runtimes * width
-    budget = usable - weight_bytes - buffers
-    if budget < 0:
-        raise MemoryError(_out_of_memory_text(profile, utilization, usable, weight_bytes, buffers))
-    replication = max(1, width // num_kv_heads) if num_kv_heads else 1
-    return budget // replication
-
-
-def _out_of_memory_text(
-    profile: DeviceProfile, utilization: float, usable: int, weight_bytes: int, buffers: int
-) -> str:
-    return (
-        f"Insufficient DRAM on {profile.name}: {usable // MIB} MiB are usable at "
-        f"gpu_memory_utilization {utilization}, but weights need {weight_bytes // MIB} MiB and "
-        f"programs {buffers // MIB} MiB. Use a smaller model, fewer decode buckets or a higher "
-        "--gpu-memory-utilization (reducing gpu_memory_utilization shrinks the usable part)."
-    )
