@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CXX_SOURCES = $(shell find src benchmarks -name '*.cc' -o -name '*.h')
 SETUP := $(VENV)/.setup-done
-TYPED := rbln_vllm rbln_host benchmarks examples tests.engine tests.server
+TYPED := rbln_vllm rbln_host benchmarks examples tests
 DEFAULT_MODEL := .models/SmolLM2-135M-Instruct
 
 MODEL ?= $(DEFAULT_MODEL)

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -393,7 +392,7 @@ def wait_for_state(pid: int, *expected: str) -> None:
 
 class TestDriver:
     @pytest.fixture
-    def driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    def driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
         monkeypatch.setattr(drivers, "LOGS", tmp_path)
         system = ScriptSystem("script", "Script", "ours", "hf")
         return Driver(system, Settings("m", 1, 1, 1), seconds=5)

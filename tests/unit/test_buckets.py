@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,17 +30,19 @@ from rbln_vllm.buckets import bucket_for, decode_buckets
         ("linear", 5, (1, 4, 32), (1, 5)),
     ],
 )
-def test_descending_strategies(strategy, max_batch, parameters, expected):
+def test_descending_strategies(
+    strategy: str, max_batch: int, parameters: tuple[int, int, int], expected: tuple[int, ...]
+) -> None:
     minimum, step, limit = parameters
     assert decode_buckets(strategy, max_batch, minimum=minimum, step=step, limit=limit) == expected
 
 
-def test_default_is_the_largest_batch_alone():
+def test_default_is_the_largest_batch_alone() -> None:
     assert decode_buckets("exponential", 8) == (8,)
 
 
 @pytest.mark.parametrize("manual", [(1, 3, 8), (8, 3, 1), [3, 8, 1]])
-def test_manual_is_sorted(manual):
+def test_manual_is_sorted(manual: Sequence[int]) -> None:
     assert decode_buckets("manual", 8, manual=manual) == (1, 3, 8)
 
 
@@ -61,7 +66,7 @@ def test_manual_is_sorted(manual):
         ({"strategy": "exp", "max_batch": 8}, "unknown decode batch bucket strategy 'exp'"),
     ],
 )
-def test_errors_name_the_option(arguments, message):
+def test_errors_name_the_option(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_buckets(**arguments)
 
@@ -73,7 +78,7 @@ def test_errors_name_the_option(arguments, message):
     step=st.integers(2, 64),
     limit=st.integers(1, 64),
 )
-def test_invariants(strategy, max_batch, minimum, step, limit):
+def test_invariants(strategy: str, max_batch: int, minimum: int, step: int, limit: int) -> None:
     minimum = min(minimum, max_batch)
     buckets = decode_buckets(strategy, max_batch, minimum=minimum, step=step, limit=limit)
     assert buckets[-1] == max_batch
@@ -83,7 +88,7 @@ def test_invariants(strategy, max_batch, minimum, step, limit):
 
 
 @given(st.sets(st.integers(1, 512), min_size=1), st.integers(1, 512))
-def test_bucket_for_is_the_smallest_that_holds(manual, n):
+def test_bucket_for_is_the_smallest_that_holds(manual: set[int], n: int) -> None:
     buckets = decode_buckets("manual", max(manual), manual=tuple(manual))
     holding = [bucket for bucket in buckets if bucket >= n]
     if holding:

@@ -1,33 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-import yaml
 
 from rbln_vllm.config import RBLNConfig, resolve
 from rbln_vllm.config.flags import GROUP_TITLE, add_flags, flagged_fields, merge
 from rbln_vllm.config.options import flag_of
 from rbln_vllm.devices import HOST, REBEL100
 
+Parse = Callable[..., object]
+"""From command line arguments to what vLLM takes as additional_config."""
+
+SERVE_YAML = """
+rbln-max-prefill-run: 5
+rbln-strict-programs: true
+rbln-use-custom-sampler: false
+rbln-decode-batch-bucket-strategy: manual
+rbln-decode-batch-bucket-manual-buckets: [1, 4, 16]
+additional-config: {require_precompiled: true}
+"""
+
 
 @pytest.fixture(scope="module")
-def parser():
+def parser() -> argparse.ArgumentParser:
     """vLLM's own parser with vLLM's own arguments, as `vllm serve` builds it."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve"))
+    parser: argparse.ArgumentParser = EngineArgs.add_cli_args(
+        FlexibleArgumentParser(prog="vllm serve")
+    )
     parser.add_argument("--config")
     add_flags(parser, HOST)
     return parser
 
 
 @pytest.fixture
-def parse(parser):
+def parse(parser: argparse.ArgumentParser) -> Parse:
     return lambda *argv: parser.parse_args(list(argv)).additional_config
 
 
-def test_a_flag_not_given_writes_nothing(parse):
+def test_a_flag_not_given_writes_nothing(parse: Parse) -> None:
     assert parse() == {}
 
 
@@ -58,11 +73,13 @@ def test_a_flag_not_given_writes_nothing(parse):
         (["--rbln-optimum-overrides", '{"a": {"b": 1}}'], {"optimum_overrides": {"a": {"b": 1}}}),
     ],
 )
-def test_flags_write_the_flat_dict(parse, argv, expected):
+def test_flags_write_the_flat_dict(
+    parse: Parse, argv: list[str], expected: dict[str, object]
+) -> None:
     assert parse(*argv) == expected
 
 
-def test_the_dict_is_laid_over_the_flags(parse):
+def test_the_dict_is_laid_over_the_flags(parse: Parse) -> None:
     assert parse(
         "--rbln-max-prefill-run",
         "3",
@@ -74,12 +91,12 @@ def test_the_dict_is_laid_over_the_flags(parse):
     ) == {"max_prefill_run": 4, "strict_programs": True, "require_precompiled": True}
 
 
-def test_what_stands_later_wins(parse):
+def test_what_stands_later_wins(parse: Parse) -> None:
     config = parse("--additional-config", '{"max_prefill_run": 4}', "--rbln-max-prefill-run", "3")
     assert config == {"max_prefill_run": 3}
 
 
-def test_nested_dicts_are_merged(parse):
+def test_nested_dicts_are_merged(parse: Parse) -> None:
     assert parse(
         "--rbln-optimum-overrides",
         '{"a": {"b": 1}}',
@@ -88,7 +105,7 @@ def test_nested_dicts_are_merged(parse):
     ) == {"optimum_overrides": {"a": {"b": 1, "c": 2}}}
 
 
-def test_a_bare_string_is_passed_on_and_refused_later(parse):
+def test_a_bare_string_is_passed_on_and_refused_later(parse: Parse) -> None:
     assert parse("--additional-config", "fp32") == "fp32"
     with pytest.raises(ValueError, match="must be a RBLNConfig or a mapping"):
         resolve("fp32", "vllm", HOST)
@@ -106,31 +123,22 @@ def test_a_bare_string_is_passed_on_and_refused_later(parse):
         (["--rbln-optimum-overrides", "{"], "not JSON"),
     ],
 )
-def test_wrong_values_are_refused_while_parsing(parse, capsys, argv, message):
+def test_wrong_values_are_refused_while_parsing(
+    parse: Parse, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
     with pytest.raises(SystemExit):
         parse(*argv)
     assert message in capsys.readouterr().err
 
 
-def test_parsing_leaves_no_trace(parse):
+def test_parsing_leaves_no_trace(parse: Parse) -> None:
     parse("--rbln-strict-programs", "--additional-config", '{"max_prefill_run": 4}')
     assert parse() == {}
 
 
-def test_a_yaml_file_sets_flags_and_the_command_line_wins(parse, tmp_path):
+def test_a_yaml_file_sets_flags_and_the_command_line_wins(parse: Parse, tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "rbln-max-prefill-run": 5,
-                "rbln-strict-programs": True,
-                "rbln-use-custom-sampler": False,
-                "rbln-decode-batch-bucket-strategy": "manual",
-                "rbln-decode-batch-bucket-manual-buckets": [1, 4, 16],
-                "additional-config": {"require_precompiled": True},
-            }
-        )
-    )
+    path.write_text(SERVE_YAML)
     assert parse("--config", str(path), "--rbln-max-prefill-run", "6") == {
         "max_prefill_run": 6,
         "strict_programs": True,
@@ -141,7 +149,9 @@ def test_a_yaml_file_sets_flags_and_the_command_line_wins(parse, tmp_path):
     }
 
 
-def test_flags_reach_the_engine_arguments_and_resolve(parser, tmp_path):
+def test_flags_reach_the_engine_arguments_and_resolve(
+    parser: argparse.ArgumentParser, tmp_path: Path
+) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     model = ["--model", str(tmp_path)]  # any directory: vLLM looks up a name when offline
@@ -150,23 +160,28 @@ def test_flags_reach_the_engine_arguments_and_resolve(parser, tmp_path):
     namespace = parser.parse_args([*model, *buckets, *strategy])
     args = EngineArgs.from_cli_args(namespace)
     config = resolve(args.additional_config, "vllm", HOST).config
+    assert isinstance(config, RBLNConfig)
     assert config.decode_batch_bucket_manual_buckets == (1, 16)
 
 
-def test_a_flag_of_the_other_implementation_is_refused(parse):
+def test_a_flag_of_the_other_implementation_is_refused(parse: Parse) -> None:
     config = parse("--rbln-optimum-overrides", "{}")
     with pytest.raises(ValueError, match="belong to the transformers implementation"):
         resolve(config, "vllm", HOST)
 
 
-def test_every_flagged_field_has_its_flag_in_the_group(parser):
+def test_every_flagged_field_has_its_flag_in_the_group(parser: argparse.ArgumentParser) -> None:
     (group,) = (group for group in parser._action_groups if group.title == GROUP_TITLE)
     shown = {action.option_strings[0] for action in group._group_actions}
     assert shown == {flag_of(name) for name, _ in flagged_fields()}
     assert "--rbln-user-max-num-batched-tokens" not in shown
 
 
-def test_help_prints_the_group(parser, capsys, monkeypatch):
+def test_help_prints_the_group(
+    parser: argparse.ArgumentParser,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     monkeypatch.setattr(FlexibleArgumentParser, "_search_keyword", None)
@@ -179,19 +194,19 @@ def test_help_prints_the_group(parser, capsys, monkeypatch):
     assert "(default: 'exponential')" in out
 
 
-def test_vllms_own_arguments_are_adapted(parser):
+def test_vllms_own_arguments_are_adapted(parser: argparse.ArgumentParser) -> None:
     actions = parser._option_string_actions
     assert parser.parse_args(["--block-size", "8192"]).block_size == 8192
     assert actions["--gpu-memory-utilization"].default == HOST.default_gpu_memory_utilization
 
 
-def test_adding_twice_changes_nothing(parser):
+def test_adding_twice_changes_nothing(parser: argparse.ArgumentParser) -> None:
     before = list(parser._option_string_actions)
     add_flags(parser, REBEL100)
     assert list(parser._option_string_actions) == before
 
 
-def test_a_parser_with_choices_is_widened():
+def test_a_parser_with_choices_is_widened() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", choices=["auto", "cpu"])
     parser.add_argument("--block-size", type=int, choices=[8, 16])
@@ -202,14 +217,14 @@ def test_a_parser_with_choices_is_widened():
         parser.parse_args(["--device", "tpu"])
 
 
-def test_a_parser_without_additional_config_still_collects_flags():
+def test_a_parser_without_additional_config_still_collects_flags() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
     config = parser.parse_args(["--rbln-strict-programs"]).additional_config
     assert RBLNConfig(**config).strict_programs
 
 
-def test_merge_changes_neither_side():
+def test_merge_changes_neither_side() -> None:
     base, over = {"a": {"b": 1}, "c": 1}, {"a": {"d": 2}, "c": {"e": 3}}
     assert merge(base, over) == {"a": {"b": 1, "d": 2}, "c": {"e": 3}}
     assert base == {"a": {"b": 1}, "c": 1}

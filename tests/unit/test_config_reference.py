@@ -11,13 +11,13 @@ from rbln_vllm.devices import PROFILES
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
 
-def test_the_page_is_what_the_code_says():
+def test_the_page_is_what_the_code_says() -> None:
     assert PAGE.read_text() == render(), (
         "run: python -m rbln_vllm.config.reference > docs/options.md"
     )
 
 
-def test_the_page_names_everything():
+def test_the_page_names_everything() -> None:
     page = render()
     fields = [name for cls in CONFIG_CLASSES.values() for name in cls.model_fields]
     flags = [flag_of(name) for name, _ in flagged_fields()]
@@ -26,7 +26,7 @@ def test_the_page_names_everything():
         assert f"`{name}`" in page
 
 
-def test_every_table_row_has_the_columns_of_its_header():
+def test_every_table_row_has_the_columns_of_its_header() -> None:
     width = 0
     for line in render().splitlines():
         if not line.startswith("|"):

@@ -6,13 +6,14 @@ from pydantic import ValidationError
 
 from rbln_vllm.config import (
     CONFIG_CLASSES,
+    ModelImpl,
     OptimumRBLNConfig,
     RBLNConfig,
     effective_buckets,
     effective_max_prefill_run,
 )
 from rbln_vllm.config.options import Option, default_of, option_of
-from rbln_vllm.devices import HOST, REBEL100
+from rbln_vllm.devices import HOST, REBEL100, DeviceProfile
 
 # Adding, renaming or re-defaulting an option is a decision: it shows up here.
 COMMON = {
@@ -78,13 +79,13 @@ NOT_HASHED = {
 
 
 @pytest.mark.parametrize("impl", ["vllm", "transformers"])
-def test_the_option_list_is_frozen(impl):
+def test_the_option_list_is_frozen(impl: ModelImpl) -> None:
     fields = CONFIG_CLASSES[impl].model_fields
     assert {name: default_of(info) for name, info in fields.items()} == FROZEN[impl]
 
 
 @pytest.mark.parametrize("impl", ["vllm", "transformers"])
-def test_what_the_cache_key_leaves_out_is_frozen(impl):
+def test_what_the_cache_key_leaves_out_is_frozen(impl: ModelImpl) -> None:
     fields = CONFIG_CLASSES[impl].model_fields
     assert {name for name, info in fields.items() if not option_of(info).hashed} == NOT_HASHED[impl]
 
@@ -102,9 +103,9 @@ def test_what_the_cache_key_leaves_out_is_frozen(impl):
         ("compile_dtype", "bfloat16", "model's own type"),
     ],
 )
-def test_what_is_not_built_is_refused_in_words(field, value, reason):
+def test_what_is_not_built_is_refused_in_words(field: str, value: object, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"{field}={value!r} is not available: .*{reason}"):
-        RBLNConfig(**{field: value})
+        RBLNConfig.model_validate({field: value})
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,8 @@ def test_what_is_not_built_is_refused_in_words(field, value, reason):
         {"strict_programs": True, "require_precompiled": True},
     ],
 )
-def test_accepted_values(values):
-    config = RBLNConfig(**values)
+def test_accepted_values(values: dict[str, object]) -> None:
+    config = RBLNConfig.model_validate(values)
     assert {name: getattr(config, name) for name in values} == values
 
 
@@ -144,17 +145,17 @@ def test_accepted_values(values):
         ({"no_such_option": 1}, "Extra inputs are not permitted"),
     ],
 )
-def test_invalid_values(values, message):
+def test_invalid_values(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        RBLNConfig(**values)
+        RBLNConfig.model_validate(values)
 
 
-def test_configs_are_frozen():
+def test_configs_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         RBLNConfig().strict_programs = True
 
 
-def test_pickling_keeps_what_was_given():
+def test_pickling_keeps_what_was_given() -> None:
     config = RBLNConfig(decode_batch_bucket_limit=1).as_resolved()
     copy = pickle.loads(pickle.dumps(config))
     assert copy == config
@@ -174,8 +175,8 @@ def test_pickling_keeps_what_was_given():
         {"use_dynamic_kv_cache": None},
     ],
 )
-def test_hash_ignores_what_compiles_nothing(values):
-    assert RBLNConfig(**values).compute_hash() == RBLNConfig().compute_hash()
+def test_hash_ignores_what_compiles_nothing(values: dict[str, object]) -> None:
+    assert RBLNConfig.model_validate(values).compute_hash() == RBLNConfig().compute_hash()
 
 
 @pytest.mark.parametrize(
@@ -189,11 +190,11 @@ def test_hash_ignores_what_compiles_nothing(values):
         {"decode_batch_bucket_strategy": "manual", "decode_batch_bucket_manual_buckets": [1]},
     ],
 )
-def test_hash_sees_what_compiles_other_programs(values):
-    assert RBLNConfig(**values).compute_hash() != RBLNConfig().compute_hash()
+def test_hash_sees_what_compiles_other_programs(values: dict[str, object]) -> None:
+    assert RBLNConfig.model_validate(values).compute_hash() != RBLNConfig().compute_hash()
 
 
-def test_hash_depends_on_the_class_and_overrides():
+def test_hash_depends_on_the_class_and_overrides() -> None:
     plain = OptimumRBLNConfig()
     assert plain.compute_hash() != RBLNConfig().compute_hash()
     changed = OptimumRBLNConfig(optimum_overrides={"a": {"b": [1]}})
@@ -223,17 +224,19 @@ def test_hash_depends_on_the_class_and_overrides():
         ),
     ],
 )
-def test_bucket_options_not_given_follow_the_profile(values, profile, expected):
-    assert effective_buckets(RBLNConfig(**values), profile, 16) == expected
+def test_bucket_options_not_given_follow_the_profile(
+    values: dict[str, object], profile: DeviceProfile, expected: tuple[int, ...]
+) -> None:
+    assert effective_buckets(RBLNConfig.model_validate(values), profile, 16) == expected
 
 
-def test_max_prefill_run_not_given_follows_the_profile():
+def test_max_prefill_run_not_given_follows_the_profile() -> None:
     assert effective_max_prefill_run(RBLNConfig(), HOST) == HOST.default_max_prefill_run
     assert effective_max_prefill_run(RBLNConfig(), REBEL100) == 0
     assert effective_max_prefill_run(RBLNConfig(max_prefill_run=0), HOST) == 0
     assert effective_max_prefill_run(RBLNConfig(max_prefill_run=5), REBEL100) == 5
 
 
-def test_accepted_without_a_reason_is_a_mistake():
+def test_accepted_without_a_reason_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="only narrows"):
         Option("effect", accepted=(1,))

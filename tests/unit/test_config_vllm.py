@@ -1,30 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM itself does with our config object and engine arguments."""
 
+from __future__ import annotations
+
 import json
 import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rbln_vllm import envs, model_impl
 from rbln_vllm.config import RBLNConfig
 from rbln_vllm.devices import HOST
+from rbln_vllm.model_impl import ImplDecision, ImplRequest
 from rbln_vllm.models.architectures import built
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+    from vllm.config import VllmConfig
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch):
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in envs.REGISTRY:
         monkeypatch.delenv(row.name, raising=False)
 
 
-def _vllm_config(options):
+def _vllm_config(options: RBLNConfig) -> VllmConfig:
     from vllm.config import VllmConfig
 
     return VllmConfig(additional_config=options)
 
 
-def test_vllm_config_carries_the_object_to_other_processes():
+def test_vllm_config_carries_the_object_to_other_processes() -> None:
     options = RBLNConfig(max_prefill_run=3).as_resolved()
     config = _vllm_config(options)
     assert config.additional_config is options
@@ -34,26 +43,26 @@ def test_vllm_config_carries_the_object_to_other_processes():
     assert copy.model_fields_set == {"max_prefill_run"}
 
 
-def test_vllm_hashes_the_object():
+def test_vllm_hashes_the_object() -> None:
     plain = _vllm_config(RBLNConfig().as_resolved()).compute_hash()
     assert _vllm_config(RBLNConfig(max_prefill_run=3).as_resolved()).compute_hash() == plain
     assert _vllm_config(RBLNConfig(enforce_model_fp32=True).as_resolved()).compute_hash() != plain
 
 
 @pytest.fixture
-def llama(tmp_path):
+def llama(tmp_path: Path) -> str:
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return str(tmp_path)
 
 
 @pytest.fixture
-def seen(monkeypatch):
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The architectures of each request that reached `decide`."""
-    requests = []
+    requests: list[tuple[str, ...]] = []
     original = model_impl.decide
 
-    def record(request):
+    def record(request: ImplRequest) -> ImplDecision:
         requests.append(tuple(request.hf_config_loader()))
         return original(request)
 
@@ -61,7 +70,7 @@ def seen(monkeypatch):
     return requests
 
 
-def _rename(config):
+def _rename(config: PretrainedConfig) -> PretrainedConfig:
     config.architectures = ["Renamed"]
     return config
 
@@ -74,7 +83,9 @@ def _rename(config):
         (_rename, ("Renamed",)),
     ],
 )
-def test_hf_overrides_apply_before_architectures_are_read(llama, seen, overrides, architectures):
+def test_hf_overrides_apply_before_architectures_are_read(
+    llama: str, seen: list[tuple[str, ...]], overrides: object, architectures: tuple[str, ...]
+) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     args = EngineArgs(model=llama, hf_overrides=overrides)
@@ -84,10 +95,12 @@ def test_hf_overrides_apply_before_architectures_are_read(llama, seen, overrides
     assert architectures[0] in decision.reason
 
 
-def test_an_unreadable_model_is_left_to_vllm(tmp_path, monkeypatch):
+def test_an_unreadable_model_is_left_to_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
-    warned = []
+    warned: list[str] = []
     monkeypatch.setattr(model_impl, "_warn_once", warned.append)
     args = EngineArgs(model=str(tmp_path))
     decision = model_impl.decide_from_engine_args(args, HOST)
@@ -96,7 +109,7 @@ def test_an_unreadable_model_is_left_to_vllm(tmp_path, monkeypatch):
     assert "cannot read the config" in warned[0]
 
 
-def test_the_environment_reaches_the_decision(llama, monkeypatch):
+def test_the_environment_reaches_the_decision(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     monkeypatch.setenv("VLLM_RBLN_USE_VLLM_MODEL", "0")

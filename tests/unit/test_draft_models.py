@@ -49,7 +49,7 @@ def test_what_no_model_drafts_has_no_programs(method: str) -> None:
     assert not drafts_by_program(config(method))
     assert drafter_shape(config(method)) is None
     check_drafter(config(method), "transformers")
-    assert drafter_shape(SimpleNamespace(speculative_config=None)) is None  # type: ignore[arg-type]
+    assert drafter_shape(SimpleNamespace(speculative_config=None)) is None
 
 
 @pytest.mark.parametrize(

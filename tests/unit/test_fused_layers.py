@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.model_executor.custom_op import op_registry_oot
+from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 from vllm.model_executor.layers import activation
 from vllm.model_executor.layers import rotary_embedding as rotary
 
@@ -135,7 +135,7 @@ def test_gated_activations_are_upstreams(name: str) -> None:
 
 
 @pytest.mark.parametrize("upstream", [activation.NewGELU, activation.FastGELU])
-def test_tanh_gelu_is_upstreams(upstream: type[nn.Module]) -> None:
+def test_tanh_gelu_is_upstreams(upstream: type[CustomOp]) -> None:
     layer, hidden = upstream(), torch.randn(TOKENS, 12)
     torch.testing.assert_close(layer(hidden), upstream.forward_native(layer, hidden))
     assert operators(layer, x=hidden) == ["aten::gelu"]

@@ -55,7 +55,7 @@ def scale_of(adapter: PeftAdapter, directory: Path, module: str = "layers.0.q_pr
     a, b = (stored[f"base_model.model.{module}.lora_{x}.weight"] for x in "AB")
     assert torch.equal(part.a_RK, a.bfloat16())
     assert part.scale == 1.0
-    factors = torch.tensor([0.25, 0.5, 1.0, 2.0, 3.0, 6.0])
+    factors = torch.tensor([0.25, 0.5, 1.0, 2.0, 3.0, 6.0]).unbind()
     return next(f for f in factors if torch.equal((b * f).bfloat16(), part.b_OR))
 
 

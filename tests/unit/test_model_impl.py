@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
-from rbln_vllm.config import OptimumRBLNConfig, RBLNConfig
+from rbln_vllm.config import ModelImpl, OptimumRBLNConfig, RBLNConfig
 from rbln_vllm.devices import HOST, resolve_profile
 from rbln_vllm.model_impl import (
     ImplRequest,
@@ -17,11 +20,7 @@ from rbln_vllm.model_impl import (
 ATOM = resolve_profile("RBLN-CA25")
 
 
-def _unreadable():
-    raise OSError("no such model")
-
-
-def _never():
+def _never() -> NoReturn:
     raise AssertionError("the model config must not be read")
 
 
@@ -62,7 +61,9 @@ REQUEST = ImplRequest(
         ({"env": False}, "transformers", Selector.VARIABLE),
     ],
 )
-def test_explicit_rungs_do_not_read_the_model(changes, impl, selector):
+def test_explicit_rungs_do_not_read_the_model(
+    changes: dict[str, Any], impl: ModelImpl, selector: Selector
+) -> None:
     decision = decide(replace(REQUEST, hf_config_loader=_never, **changes))
     assert (decision.impl, decision.selector) == (impl, selector)
     assert decision.reason
@@ -77,15 +78,15 @@ def test_explicit_rungs_do_not_read_the_model(changes, impl, selector):
         (list, "vllm"),
     ],
 )
-def test_auto_looks_for_the_architecture(loader, impl):
+def test_auto_looks_for_the_architecture(loader: Callable[[], list[str]], impl: ModelImpl) -> None:
     decision = decide(replace(REQUEST, hf_config_loader=loader))
     assert (decision.impl, decision.selector) == (impl, Selector.AUTO)
     assert decision.warnings == ()
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("bad")])
-def test_auto_with_an_unreadable_config_is_vllm_with_a_warning(error):
-    def loader():
+def test_auto_with_an_unreadable_config_is_vllm_with_a_warning(error: Exception) -> None:
+    def loader() -> NoReturn:
         raise error
 
     decision = decide(replace(REQUEST, hf_config_loader=loader))
@@ -93,15 +94,15 @@ def test_auto_with_an_unreadable_config_is_vllm_with_a_warning(error):
     assert str(error) in decision.warnings[0]
 
 
-def test_auto_does_not_hide_other_errors():
-    def loader():
+def test_auto_does_not_hide_other_errors() -> None:
+    def loader() -> NoReturn:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
         decide(replace(REQUEST, hf_config_loader=loader))
 
 
-def test_an_artifact_directory_is_transformers(tmp_path):
+def test_an_artifact_directory_is_transformers(tmp_path: Path) -> None:
     (tmp_path / "rbln_config.json").write_text("{}")
     request = replace(REQUEST, model=str(tmp_path), hf_config_loader=_never)
     for decision in (_auto(request), decide(request)):
@@ -111,7 +112,7 @@ def test_an_artifact_directory_is_transformers(tmp_path):
         decide(replace(request, model_impl="vllm"))
 
 
-def test_what_counts_as_an_artifact_directory(tmp_path):
+def test_what_counts_as_an_artifact_directory(tmp_path: Path) -> None:
     assert not is_compiled_directory("")
     assert not is_compiled_directory(str(tmp_path))
     (tmp_path / "rbln_config.json").mkdir()
@@ -119,7 +120,7 @@ def test_what_counts_as_an_artifact_directory(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["terratorch", "VLLM", "", None, 3, ["vllm"]])
-def test_unknown_values_are_refused_with_the_known_ones(value):
+def test_unknown_values_are_refused_with_the_known_ones(value: object) -> None:
     with pytest.raises(ValueError, match="auto, vllm, transformers, optimum"):
         parse_model_impl(value)
     with pytest.raises(ValueError, match="unsupported model implementation"):
@@ -134,7 +135,7 @@ def test_unknown_values_are_refused_with_the_known_ones(value):
         (OptimumRBLNConfig(), "vllm"),
     ],
 )
-def test_object_and_option_must_agree(config, option):
+def test_object_and_option_must_agree(config: object, option: str) -> None:
     with pytest.raises(ValueError, match="pass the matching class or leave --model-impl at auto"):
         decide(replace(REQUEST, additional_config=config, model_impl=option))
 
@@ -147,7 +148,7 @@ def test_object_and_option_must_agree(config, option):
         ({"additional_config": RBLNConfig()}, False),
     ],
 )
-def test_explicit_answer_and_variable_must_agree(changes, env):
+def test_explicit_answer_and_variable_must_agree(changes: dict[str, Any], env: bool) -> None:
     with pytest.raises(ValueError, match="unset VLLM_RBLN_USE_VLLM_MODEL"):
         decide(replace(REQUEST, env=env, **changes))
 
@@ -160,7 +161,7 @@ def test_explicit_answer_and_variable_must_agree(changes, env):
         ({"env": True, "model_impl": "vllm"}, "vllm"),
     ],
 )
-def test_using_the_variable_is_warned_about(changes, flag):
+def test_using_the_variable_is_warned_about(changes: dict[str, Any], flag: str) -> None:
     (warning,) = decide(replace(REQUEST, **changes)).warnings
     assert "VLLM_RBLN_USE_VLLM_MODEL is deprecated and removed in 0.14.0" in warning
     assert f"--model-impl {flag}" in warning
@@ -176,17 +177,17 @@ def test_using_the_variable_is_warned_about(changes, flag):
         ({"hf_config_loader": lambda: ["X"]}, "use a model the transformers implementation has"),
     ],
 )
-def test_atom_refuses_vllm_with_a_remedy(changes, remedy):
+def test_atom_refuses_vllm_with_a_remedy(changes: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match="RBLN-CA25 cannot run the vllm implementation") as caught:
         decide(replace(REQUEST, profile=ATOM, **changes))
     assert str(caught.value).endswith(remedy)
 
 
-def test_atom_runs_transformers():
+def test_atom_runs_transformers() -> None:
     assert decide(replace(REQUEST, profile=ATOM)).impl == "transformers"
 
 
-def test_auto_prefers_what_the_table_has():
+def test_auto_prefers_what_the_table_has() -> None:
     request = ImplRequest("auto", {}, None, None, "some/model", lambda: ["LlamaForCausalLM"], HOST)
     assert decide(request).impl == "transformers"
     refused = replace(request, hf_config_loader=lambda: ["MidmLMHeadModel"])

@@ -44,7 +44,7 @@ def test_the_artifact_fills_what_is_not_given(
     assert args.runner == "generate"
     assert config.is_resolved
     assert config.optimum_overrides == {"decoder_batch_sizes": [4, 1]}
-    assert compiled_path(SimpleNamespace(additional_config=config)) == compiled  # type: ignore[arg-type]
+    assert compiled_path(SimpleNamespace(additional_config=config)) == compiled
     assert take_over(args, config, HOST, LOGGER) == config  # as engine processes do
 
 
@@ -125,7 +125,7 @@ def test_any_other_model_is_left_alone(tmp_path: Path) -> None:
     args, config = arguments(tmp_path, max_num_seqs=8), OptimumRBLNConfig()
     assert take_over(args, config, HOST, LOGGER) is config
     assert args.max_num_seqs == 8
-    assert compiled_path(SimpleNamespace(additional_config=config)) is None  # type: ignore[arg-type]
+    assert compiled_path(SimpleNamespace(additional_config=config)) is None
 
 
 LORA = {

@@ -40,8 +40,8 @@ def test_every_text_is_in_one_step_that_holds_it(
 
 
 def test_a_text_has_tokens_and_a_segment_for_each() -> None:
-    assert len(Text(np.arange(3), np.zeros(3))) == 3
+    assert len(Text(np.arange(3), np.zeros(3, int))) == 3
     with pytest.raises(ValueError, match="no token that is not padding"):
-        Text(np.arange(0), np.zeros(0))
+        Text(np.arange(0), np.zeros(0, int))
     with pytest.raises(ValueError, match="a segment for every token"):
-        Text(np.arange(3), np.zeros(2))
+        Text(np.arange(3), np.zeros(2, int))

@@ -2,6 +2,7 @@
 """The program table: every shape traffic can reach is in it, under one name."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -183,8 +184,9 @@ class TestTable:
     @pytest.mark.parametrize("field", ["chunk", "block_size", "num_blocks_per_seq"])
     @pytest.mark.parametrize("size", [0, -1])
     def test_sizes_are_positive(self, field: str, size: int) -> None:
+        change: dict[str, Any] = {field: size}
         with pytest.raises(ValueError, match="sizes must be positive"):
-            dataclasses.replace(table(), **{field: size})
+            dataclasses.replace(table(), **change)
 
 
 class TestKey:

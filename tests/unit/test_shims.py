@@ -109,7 +109,7 @@ def test_tell_adapters_apart_vllm_knows_name_and_path_only() -> None:
 
     original = inspect.unwrap(kv_cache_utils._gen_lora_extra_hash_keys)
     request = SimpleNamespace(lora_request=LoRARequest("one", 1, "/one"))
-    assert original(request) == [("lora", "one", "/one")]  # type: ignore[arg-type]
+    assert original(request) == [("lora", "one", "/one")]
 
 
 def test_other_weights_in_the_same_place_are_another_adapter(tmp_path: Path) -> None:

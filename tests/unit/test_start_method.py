@@ -52,7 +52,12 @@ def test_a_process_with_threads_may_not_fork(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("RBLN_HOST_EXECUTOR", raising=False)
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # it does not know of all
     begun, done = threading.Event(), threading.Event()
-    _thread.start_new_thread(lambda: (begun.set(), done.wait()), ())
+
+    def wait_until_done() -> None:
+        begun.set()
+        done.wait()
+
+    _thread.start_new_thread(wait_until_done, ())
     begun.wait()
     try:
         assert not engines_may_fork()

@@ -130,10 +130,12 @@ def test_rows_share_a_narrow_step(build: SchedulerFactory) -> None:
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_guesses_preempt_nobody(build: SchedulerFactory, drafts: int) -> None:
+def test_guesses_preempt_nobody(
+    build: SchedulerFactory, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Five blocks: the long row's drafts want a third while the short row has the other three."""
     driver = driver_of(build, drafts, block=4, blocks=6, max_len=20, chunk=12)
-    driver.runner._guess = lambda _tokens: [0] * drafts  # type: ignore[method-assign]
+    monkeypatch.setattr(driver.runner, "_guess", lambda _tokens: [0] * drafts)
     driver.add("long", prompt_of(5), max_tokens=14)
     driver.add("short", prompt_of(9, 1), max_tokens=3)
     driver.run()

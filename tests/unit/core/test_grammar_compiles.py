@@ -81,7 +81,12 @@ def test_time_in_the_queue_does_not_count(released: threading.Event) -> None:
 def test_after_a_shutdown_nothing_begins(released: threading.Event) -> None:
     threads = CompileThreads(threads=1)
     started = threading.Event()
-    threads.submit(lambda: started.set() or released.wait())
+
+    def wait_for_release() -> None:
+        started.set()
+        released.wait()
+
+    threads.submit(wait_for_release)
     assert started.wait(5)
     waiting = threads.submit(int, "3")
     threads.shutdown(wait=True, cancel_futures=True)

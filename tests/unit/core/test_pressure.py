@@ -68,7 +68,9 @@ def test_d02_blocks_of_a_preempted_request(build: SchedulerFactory) -> None:
     assert preemptions(driver) > 3
 
 
-def test_the_harness_sees_a_lost_grant(build: SchedulerFactory) -> None:
+def test_the_harness_sees_a_lost_grant(
+    build: SchedulerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As it once was: the block is granted, and the runner never hears of it."""
     scheduler = build(block=8)
     upstream = scheduler.schedule
@@ -78,7 +80,7 @@ def test_the_harness_sees_a_lost_grant(build: SchedulerFactory) -> None:
         output.scheduled_cached_reqs.new_block_ids = [None] * output.scheduled_cached_reqs.num_reqs
         return output
 
-    scheduler.schedule = losing  # type: ignore[method-assign]
+    monkeypatch.setattr(scheduler, "schedule", losing)
     driver = Driver(scheduler)
     driver.add("a", prompt_of(8), max_tokens=4)
     driver.step()
@@ -220,7 +222,9 @@ def test_no_turn_is_lost_on_attempts_that_cannot_be_taken_back(
     assert not any(a and b for a, b in pairwise(empty))
 
 
-def test_what_a_dropped_attempt_carried_is_not_lost(build: SchedulerFactory) -> None:
+def test_what_a_dropped_attempt_carried_is_not_lost(
+    build: SchedulerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(build(blocks=9, max_len=32, seqs=3))
     driver.add("a", prompt_of(4, 1), max_tokens=1)
     driver.add("b", prompt_of(12, 2), max_tokens=6)
@@ -230,7 +234,12 @@ def test_what_a_dropped_attempt_carried_is_not_lost(build: SchedulerFactory) -> 
     scheduler = driver.scheduler
     attempts = []
     attempt = scheduler._attempt
-    scheduler._attempt = lambda *args: attempts.append(args[0]) or attempt(*args)
+
+    def noted(turn: Turn, throttle_prefills: bool) -> SchedulerOutput:
+        attempts.append(turn)
+        return attempt(turn, throttle_prefills)
+
+    monkeypatch.setattr(scheduler, "_attempt", noted)
     scheduler.finished_req_ids.add("gone")
     scheduler.reset_preempted_req_ids.add("evicted")
     scheduler.encoder_cache_manager.freed.append("image")
@@ -248,17 +257,19 @@ def test_what_a_dropped_attempt_carried_is_not_lost(build: SchedulerFactory) -> 
     assert not output.scheduled_cached_reqs.all_token_ids
 
 
-def test_an_error_inside_upstream_leaves_no_restriction(build: SchedulerFactory) -> None:
+def test_an_error_inside_upstream_leaves_no_restriction(
+    build: SchedulerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = Driver(build())
     driver.add("a", prompt_of(4), max_tokens=9)
     driver.step()
     scheduler = driver.scheduler
     driver.add("b", prompt_of(4, 1))
-    limit, manager = scheduler.max_num_active_reqs, scheduler.kv_cache_manager
-    scheduler.kv_cache_manager = None
-    with pytest.raises(AttributeError):
-        scheduler.schedule()
-    scheduler.kv_cache_manager = manager
+    limit = scheduler.max_num_active_reqs
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "kv_cache_manager", None)
+        with pytest.raises(AttributeError):
+            scheduler.schedule()
     assert scheduler.max_num_active_reqs == limit
     assert driver.requests["a"].next_decode_eligible_step <= scheduler.current_step
 

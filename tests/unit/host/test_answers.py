@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import rbln_host.ops  # noqa: F401  (registers torch.ops.rbln)
 from rbln_host.compiler.answers import Answers
@@ -101,4 +101,5 @@ def test_a_constant_keeps_its_value() -> None:
             constant = torch.tensor([value])
             seen = answers.call(aten.view.default, (constant, [1, 1]), {})
             assert seen.shape == (1, 1)
+            assert isinstance(constant, FakeTensor)
             assert constant.constant is not None

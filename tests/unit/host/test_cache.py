@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from rbln_host.compiler import cache as cache_module
-from rbln_host.compiler.artifact import Artifact
+from rbln_host.compiler.artifact import Artifact, write_artifact
 from rbln_host.compiler.cache import ArtifactCache, CacheKey
 from rbln_host.compiler.capture import Captured
 from rbln_host.compiler.lowering import lowered
-from rbln_host.compiler.manifest import MANIFEST
+from rbln_host.compiler.manifest import MANIFEST, Manifest
 from rbln_host.errors import ArtifactError, CacheBusyError
 from tests.unit.host.programs import manifest, scale_program
 
@@ -240,10 +240,10 @@ class TestStore:
     def test_an_entry_is_not_visible_before_it_is_whole(
         self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        original, seen = cache_module.write_artifact, []
+        seen = []
 
-        def watch(*args: object) -> Artifact:
-            artifact = original(*args)  # type: ignore[arg-type]
+        def watch(directory: Path, manifest: Manifest, captured: Iterable[Captured]) -> Artifact:
+            artifact = write_artifact(directory, manifest, captured)
             seen.append((cache.find(key()), cache.entries()))
             return artifact
 

@@ -52,7 +52,8 @@ class MLP(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         gate, up = self.gate_up(hidden).chunk(2, dim=-1)
-        return self.down(nn.functional.silu(gate) * up)
+        down: Tensor = self.down(nn.functional.silu(gate) * up)
+        return down
 
 
 class TiedHead(nn.Module):
@@ -63,7 +64,8 @@ class TiedHead(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.embed(input_ids))
+        logits: Tensor = self.head(self.embed(input_ids))
+        return logits
 
 
 class SharedBuffer(nn.Module):
@@ -78,7 +80,7 @@ class SharedBuffer(nn.Module):
 
     def forward(self, hidden: Tensor, positions: Tensor) -> Tensor:
         for layer in self.layers:
-            hidden = hidden * layer.table[positions]
+            hidden = hidden * layer.get_buffer("table")[positions]
         return hidden
 
 
@@ -151,9 +153,10 @@ class PagedStep(nn.Module):
         table = torch.tensor([[1, 2]], dtype=torch.int32)
 
         def attend() -> Tensor:
-            return torch.ops.rbln.paged_attention(
+            read: Tensor = torch.ops.rbln.paged_attention(
                 rows, kv_cache, table, query_pos, 0.5, 0, 0.0, None, None
             )
+            return read
 
         before = attend()
         torch.ops.rbln.write_kv(key_NHD=rows, value_NHD=rows, kv_cache=kv_cache, slots_N=slots)
@@ -244,7 +247,7 @@ class TestWeights:
         class Counter(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.register_buffer("count", torch.zeros(2, 3))
+                self.count = nn.Buffer(torch.zeros(2, 3))
 
             def forward(self, hidden: Tensor) -> Tensor:
                 self.count[1].add_(1)
@@ -325,7 +328,8 @@ class TestRefusals:
 
             class Foreign(nn.Module):
                 def forward(self, hidden: Tensor) -> Tensor:
-                    return torch.ops.rbln_test_other.double(hidden)
+                    doubled: Tensor = torch.ops.rbln_test_other.double(hidden)
+                    return doubled
 
             with pytest.raises(CaptureError, match="needs a replacement"):
                 capture(Foreign(), HIDDEN, "x")

@@ -49,6 +49,6 @@ def test_equals_plain_attention(
 
 @pytest.mark.parametrize("starts", [[-1, 3], [0, 3, 2], [0, 5]])
 def test_starts_that_are_none(starts: list[int]) -> None:
-    tensors = (torch.ones(4, 1, 8) for _ in range(3))
+    ones = torch.ones(4, 1, 8)
     with pytest.raises(IndexError, match="is before another's or outside the tokens"):
-        encoder_attention(*tensors, torch.tensor(starts), 1.0)
+        encoder_attention(ones, ones, ones, torch.tensor(starts), 1.0)

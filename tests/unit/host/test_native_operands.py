@@ -29,7 +29,7 @@ def operand(shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0) -
 
 def of(tensor: torch.Tensor) -> Operand:
     """Where a tensor's elements lie, from the start of its storage."""
-    return operand(tuple(tensor.shape), tensor.stride(), tensor.storage_offset() * 4)
+    return operand(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()) * 4)
 
 
 def addresses(item: Operand) -> list[int]:

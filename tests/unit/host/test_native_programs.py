@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -11,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from rbln_host import _native
 from rbln_host.compiler.graph import Captured, Graph, TensorSpec
 from rbln_host.errors import ArtifactError, ExecutorError
 from rbln_host.runtime.executable import Executable
 from rbln_host.runtime.interpreter import Interpreter
-from rbln_host.runtime.native import Compiler, NativeProgram, NativeRuntime, start_runtime
+from rbln_host.runtime.native import NativeProgram, NativeRuntime, start_runtime
 from rbln_host.runtime.native.memory import Arena
+from rbln_host.runtime.native.segments import Compiler
 from rbln_host.runtime.options import ExecutorOptions
 from rbln_host.runtime.report import explain
 from rbln_host.runtime.weight_store import WeightStore
@@ -84,9 +85,7 @@ class TestAgreesWithTheReference:
     @given(graph=graphs())
     @settings(max_examples=60, deadline=None)
     def test_fallbacks_alone(self, graph: Graph) -> None:
-        self._compare(
-            graph, NativeRuntime(Compiler(Refusing(), "none"), SimpleNamespace(threads=1))
-        )
+        self._compare(graph, NativeRuntime(Compiler(Refusing(), "none"), _native.Pool([0])))
 
     def _compare(self, graph: Graph, runtime: NativeRuntime) -> None:
         captured = Captured(graph, {"w": torch.randn(ROWS, WIDTH)})
@@ -140,9 +139,9 @@ class TestRowsAreIndependent:
 class Refusing:
     """An extension whose kernels take nothing."""
 
-    def Tensor(self, *_: Any) -> None: ...  # noqa: N802
-
-    def Command(self, *_: Any) -> None: ...  # noqa: N802
+    Pool, KVCopier = _native.Pool, _native.KVCopier
+    Tensor, Command = _native.Tensor, _native.Command
+    isa_levels = staticmethod(_native.isa_levels)
 
     def Program(self, *_: Any) -> NoReturn:  # noqa: N802
         raise ValueError("this kernel takes nothing")
@@ -175,7 +174,7 @@ class TestInputs:
     def test_a_tensor_that_moved_is_bound(self, add_one: NativeProgram) -> None:
         x = torch.zeros(2, 4)
         add_one.run({"%x": x})
-        x.set_(torch.full((2, 4), 6.0))
+        x.data = torch.full((2, 4), 6.0)
         assert add_one.run({"%x": x})[0].unique().tolist() == [7]
 
     def test_part_of_a_tensor_is_bound(self, runtime: NativeRuntime) -> None:

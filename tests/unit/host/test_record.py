@@ -83,7 +83,7 @@ def test_the_module_is_left_as_it_was() -> None:
             self.second = self.first
 
         def forward(self, hidden: Tensor) -> Tensor:
-            return hidden * self.first.table + self.second.table
+            return hidden * self.first.get_buffer("table") + self.second.get_buffer("table")
 
     module = Shared()
     table = module.first.table

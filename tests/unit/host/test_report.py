@@ -6,7 +6,8 @@ import torch
 
 from rbln_host.compiler.graph import Captured, Graph, TensorSpec
 from rbln_host.compiler.pack import pack
-from rbln_host.runtime.native import Compiler, compiler_of
+from rbln_host.runtime.native import compiler_of
+from rbln_host.runtime.native.segments import Compiler
 from rbln_host.runtime.options import ExecutorOptions
 from rbln_host.runtime.report import FallbackReport, ProgramReport, explain
 from rbln_host.runtime.weight_store import WeightStore

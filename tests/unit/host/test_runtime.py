@@ -172,4 +172,4 @@ def test_options() -> None:
     assert ExecutorOptions().pool_cpus
     for wrong in ({"cpus": (1, 1)}, {"cpus": (-1,)}, {"spin_us": -1}):
         with pytest.raises(ValueError, match=r"CPUs|spin_us"):
-            ExecutorOptions(**wrong)  # type: ignore[arg-type]
+            ExecutorOptions(**wrong)

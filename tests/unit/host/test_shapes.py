@@ -166,6 +166,11 @@ def test_each_kind_of_command_is_called_once(monkeypatch: pytest.MonkeyPatch) ->
     program = graph(*[replace(command, overload="default") for command in chain])
     calls = []
     once = shapes._call
-    monkeypatch.setattr(shapes, "_call", lambda *args: calls.append(args) or once(*args))
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return once(*args)
+
+    monkeypatch.setattr(shapes, "_call", counted)
     infer(program, {"weight": SPEC})
     assert len(calls) == 1

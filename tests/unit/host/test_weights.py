@@ -179,8 +179,7 @@ class TestFiles:
         }
         made |= {"none": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
         items = [
-            Pending(key, TensorSpec(tuple(t.shape), t.dtype), lambda t=t: t)
-            for key, t in made.items()
+            Pending(key, TensorSpec(tuple(t.shape), t.dtype), t.clone) for key, t in made.items()
         ]
         path = tmp_path / "file"
         write_weight_file(path, items)

@@ -43,9 +43,9 @@ def test_a_step_that_does_not_fit(lengths: tuple[int, ...]) -> None:
 
 def test_lengths_that_are_not_the_tokens() -> None:
     with pytest.raises(ValueError, match="a segment for every token"):
-        EncoderInputs(np.zeros(3), np.zeros(3), np.array([2]))
+        EncoderInputs(np.zeros(3, int), np.zeros(3, int), np.array([2]))
     with pytest.raises(ValueError, match="a segment for every token"):
-        EncoderInputs(np.zeros(3), np.zeros(2), np.array([3]))
+        EncoderInputs(np.zeros(3, int), np.zeros(2, int), np.array([3]))
 
 
 def test_places() -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step's copies are carried out once, whatever else the step holds."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +20,7 @@ class Executable:
     def __init__(self) -> None:
         self.calls: list[list[KVCopy]] = []
 
-    def copy_kv(self, copies: list[KVCopy]) -> None:
+    def copy_kv(self, copies: Sequence[KVCopy]) -> None:
         self.calls.append(list(copies))
 
 

@@ -61,8 +61,15 @@ class FakeStore:
             mask_tokens(inputs["bitmask"], logits)
             return ()
         assert inputs["position"][rows:].tolist() == [-1] * (logits.shape[0] - rows)
-        names = ("temperature", "top_k", "top_p", "seed", "position")
-        return sample(logits, *(inputs[name] for name in names), inputs.get("bitmask"))
+        return sample(
+            logits,
+            inputs["temperature"],
+            inputs["top_k"],
+            inputs["top_p"],
+            inputs["seed"],
+            inputs["position"],
+            inputs.get("bitmask"),
+        )
 
 
 class Fixture:
@@ -82,8 +89,8 @@ class Fixture:
         self.keys = DrawKeys(self.requests, lambda: self.batch, 0)
         programs: Any = SamplerPrograms(TABLE, self.store)  # type: ignore[arg-type]
         config: Any = SimpleNamespace(logprobs_mode=mode, use_fp64_gumbel=False)
-        more = (lambda: self.greedy_R,) if kind is ProgramSampler else ()
         self.greedy_R = torch.tensor([7, 8, 9])
+        more = (lambda: self.greedy_R,) if kind is ProgramSampler else ()
         self.sampler = kind(config, programs, self.keys, *more)
 
 

@@ -164,7 +164,7 @@ class TestGreedy:
 
     def test_the_logits_programs_own_choice_is_taken(self) -> None:
         fixture = Fixture([1])
-        fixture.sampler._greedy_tokens = lambda: torch.tensor([5, 6])  # type: ignore[attr-defined]
+        fixture.sampler._greedy_tokens = lambda: torch.tensor([5, 6])
         assert fixture.tokens([(5,)], logits_of(2), step_of(1)) == [[5, 6]]
         assert fixture.store.names == []
 

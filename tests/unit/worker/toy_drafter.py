@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class Weights(torch.nn.Module):
 class ToyNetwork:
     """The drafter as its programs are captured from it."""
 
-    kv_layers = (KVLayer("toy", HEADS, HEADS, SIZE, "float32", 0),)
+    kv_layers: tuple[KVLayer, ...] = (KVLayer("toy", HEADS, HEADS, SIZE, "float32", 0),)
     dtype = torch.float32
 
     def __init__(self, *, reads_states: bool) -> None:
@@ -143,4 +143,4 @@ class ToyStore:
         self.executable.bind_kv({kv_input_name(FIRST_LAYER): pool})
 
     def ensure(self, key: ProgramKey) -> None:
-        self.used.append(cast(str, key.name))
+        self.used.append(key.name)

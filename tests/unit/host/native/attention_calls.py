@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of paged attention whose memory is poisoned wherever a kernel has no business."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ class AttentionCall:
 
     @property
     def scale(self) -> float:
-        return float(self.query.shape[-1]) ** -0.5
+        return 1 / math.sqrt(self.query.shape[-1])
 
     def op(self, out: Tensor) -> Op:
         rules = self.rules

@@ -76,7 +76,7 @@ class CommandSpec:
         tensors[index] = spec
         return replace(self, tensors=tuple(tensors))
 
-    def command(self) -> object:
+    def command(self) -> _native.Command:
         operands = [
             None
             if spec is None
@@ -95,7 +95,7 @@ class CommandSpec:
         """Just large enough for contiguous operands at offset 0."""
         return [0 if spec is None else spec.extent() for spec in self.tensors]
 
-    def program(self, isa: str = "portable", bases: Sequence[int] | None = None) -> object:
+    def program(self, isa: str = "portable", bases: Sequence[int] | None = None) -> _native.Program:
         """ValueError when it is not valid."""
         sizes = self.bases() if bases is None else list(bases)
         return _native.Program([self.command()], sizes, isa)

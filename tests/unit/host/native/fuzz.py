@@ -161,8 +161,13 @@ class Fuzzer:
         return 0 if spec is None else spec.extent() + min(max(0, spec.offset), REGION)
 
     def _bind(
-        self, program, command: CommandSpec, sizes: list[int], case: int, at_end: bool
-    ) -> None:  # type: ignore[no-untyped-def]
+        self,
+        program: _native.Program,
+        command: CommandSpec,
+        sizes: list[int],
+        case: int,
+        at_end: bool,
+    ) -> None:
         rng = np.random.default_rng([self._seed, case])
         for base, (spec, size) in enumerate(zip(command.tensors, sizes, strict=True)):
             content = b"" if spec is None else content_of(rng, spec, size)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native commands on torch tensors, with everything around their outputs watched."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,22 +64,22 @@ class Loaded:
         for base, whole in enumerate(self.storages.values()):
             self.program.bind(base, whole.data_ptr(), whole.nbytes)
 
-    def run(self, pool: object, tokens: int = ALL) -> None:
+    def run(self, pool: _native.Pool, tokens: int = ALL) -> None:
         self.program.run(pool, tokens)
 
-    def _operand(self, tensor: Tensor) -> object:
+    def _operand(self, tensor: Tensor) -> _native.Tensor:
         whole = whole_storage(tensor)
         self.storages.setdefault(whole.data_ptr(), whole)
         return _native.Tensor(
             list(self.storages).index(whole.data_ptr()),
-            tensor.storage_offset() * tensor.element_size(),
+            int(tensor.storage_offset()) * tensor.element_size(),
             str(tensor.dtype).removeprefix("torch."),
             list(tensor.shape),
             list(tensor.stride()),
         )
 
 
-def run(op: Op, isa: str, pool: object = None, tokens: int = ALL) -> None:
+def run(op: Op, isa: str, pool: _native.Pool | None = None, tokens: int = ALL) -> None:
     """Run one command, by default on one thread.
 
     Fails when a byte changes that belongs to no element of its outputs."""
@@ -154,7 +155,7 @@ def random(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
 
 def weight_of(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
     """Random, so scaled that products with normal rows are about 1."""
-    return (random(seed, *shape, dtype=torch.float32) / shape[-1] ** 0.5).to(dtype)
+    return (random(seed, *shape, dtype=torch.float32) / math.sqrt(shape[-1])).to(dtype)
 
 
 def poisoned_pack(weight: Tensor) -> Tensor:

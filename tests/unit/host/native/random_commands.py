@@ -194,15 +194,14 @@ def experts(rng: Random, dtype: str) -> CommandSpec:
     chosen = loose(rng, (rows, choices), rng.choice(INTEGERS), last_free=True)
     if rng.random() < 0.5:
         bias = maybe(rng, loose(rng, (count, 2 * inner), dtype))
-        weight, out = packed(2 * inner, width, dtype, count), (rows, choices, inner)
-        tensors = (loose(rng, (rows, width), dtype), weight, bias, chosen, loose(rng, out, dtype))
+        weight, x = packed(2 * inner, width, dtype, count), loose(rng, (rows, width), dtype)
+        tensors = (x, weight, bias, chosen, loose(rng, (rows, choices, inner), dtype))
         numbers = {"limit": rng.choice((0.0, 1.0)), "offset": rng.choice((0.0, 1.0))}
         return CommandSpec("gated_experts", tensors, numbers, activation(rng))
     x, out = loose(rng, (rows, choices, width), dtype), loose(rng, (rows, inner - 3), dtype)
-    bias, weights = maybe(rng, loose(rng, (count, inner - 3), dtype)), (rows, choices)
-    weight = packed(inner - 3, width, dtype, count)
-    tensors = (x, weight, bias, chosen, loose(rng, weights, dtype), out)
-    return CommandSpec("combine_experts", tensors)
+    weight, bias = packed(inner - 3, width, dtype, count), loose(rng, (count, inner - 3), dtype)
+    shares = (maybe(rng, bias), chosen, loose(rng, (rows, choices), dtype))
+    return CommandSpec("combine_experts", (x, weight, *shares, out))
 
 
 def lora(rng: Random, dtype: str) -> CommandSpec:

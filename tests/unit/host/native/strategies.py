@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernel tests run over: every instruction set and dtype, and shapes and strides drawn."""
 
+from typing import Protocol, TypeVar
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.unit.host.native.programs import DTYPES, LEVELS, spread
+
+Drawn = TypeVar("Drawn")
+
+
+class Draw(Protocol):
+    """What `@st.composite` gives a function, and `data.draw` of `st.data()`."""
+
+    def __call__(self, strategy: st.SearchStrategy[Drawn], /) -> Drawn: ...
+
 
 each_level = pytest.mark.parametrize("isa", LEVELS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
@@ -38,6 +49,6 @@ def layouts(draw: st.DrawFn, axes: int, last_free: bool = False) -> dict[str, li
     return {"gaps": draw(st.lists(st.integers(0, 3), min_size=axes, max_size=axes)), "order": order}
 
 
-def placed(draw: st.DrawFn, tensor: Tensor, last_free: bool = False) -> Tensor:
+def placed(draw: Draw, tensor: Tensor, last_free: bool = False) -> Tensor:
     """The tensor in poisoned memory, with strides that are drawn."""
     return spread(tensor, **draw(layouts(tensor.dim(), last_free)))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention in both directions against its eager reference in fp32."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class Call:
 
     @property
     def scale(self) -> float:
-        return float(self.query.shape[-1]) ** -0.5
+        return 1 / math.sqrt(self.query.shape[-1])
 
     def run(self, isa: str, tokens: int = ALL, by_token: bool = False) -> Tensor:
         out = blank(self.query.shape, self.query.dtype)
@@ -50,8 +51,8 @@ class Call:
         return out
 
     def exact(self) -> Tensor:
-        parts = (tensor.float() for tensor in (self.query, self.key, self.value))
-        return encoder_attention(*parts, self.starts, self.scale)
+        query, key, value = self.query.float(), self.key.float(), self.value.float()
+        return encoder_attention(query, key, value, self.starts, self.scale)
 
 
 def build(
@@ -77,7 +78,8 @@ def build(
             values = random(1000 * length + 10 * row + seed, length, count, size, dtype=dtype)
             whole[int(ends[row]) : int(ends[row + 1])] = values
         tensors.append(spread(whole, gaps=(0, 3, 5)))
-    return Call(*tensors, ends.to(index_dtype))
+    query, key, value = tensors
+    return Call(query, key, value, ends.to(index_dtype))
 
 
 def check(call: Call, isa: str) -> None:

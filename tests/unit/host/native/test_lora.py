@@ -355,12 +355,13 @@ def test_results_do_not_depend_on_threads(isa: str, dtype: torch.dtype) -> None:
     for threads in (1, 2, 3):
         pool = _native.Pool([CPUS[i % len(CPUS)] for i in range(threads)])
         shrunk = blank((40, 99), torch.float32)
-        tensors = [x, slots, case.ranks(), *case.a(), shrunk]
-        run(Op("lora_shrink", tensors, case.numbers("modules")), isa, pool)
+        given = [slots, case.ranks()]
+        shrink = [x, *given, *case.a(), shrunk]
+        run(Op("lora_shrink", shrink, case.numbers("modules")), isa, pool)
         out = blank((40, case.columns), dtype)
-        tensors = [x, pack(case.weight()), None, None, shrunk, slots, case.ranks(), *case.b(), out]
+        expand = [x, pack(case.weight()), None, None, shrunk, *given, *case.b(), out]
         numbers = case.numbers("modules", "starts", "sizes")
-        run(Op("lora_linear", tensors, numbers, text="none"), isa, pool)
+        run(Op("lora_linear", expand, numbers, text="none"), isa, pool)
         results.append(out)
     assert_same_bits(results[0], results[1])
     assert_same_bits(results[0], results[2])

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def finish(*functions: Callable[[], None]) -> None:
 
     def call(function: Callable[[], None], result: Future[None]) -> None:
         try:
-            result.set_result(function())
+            function()
+            result.set_result(None)
         except BaseException as error:
             result.set_exception(error)
 
@@ -66,7 +68,7 @@ class Counting:
         self.program = Loaded(ops, isa)
         self.around = [self._around(out).clone() for out in self.largest]
 
-    def check_run(self, pool: object) -> None:
+    def check_run(self, pool: _native.Pool) -> None:
         """Every command ran once and whole, and no task that does not exist."""
         self.counter.zero_()
         for out in self.largest:
@@ -79,7 +81,7 @@ class Counting:
 
     @staticmethod
     def _around(out: Tensor) -> Tensor:
-        whole = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())  # type: ignore[call-overload]
+        whole = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
         start = out.storage_offset()
         return torch.cat((whole[:start], whole[start + len(out) :]))
 
@@ -176,12 +178,12 @@ def test_a_cpu_that_does_not_exist() -> None:
 
 @each_spin
 def test_two_pools_on_the_same_cpus(spin_us: int) -> None:
-    def runs(counting: Counting, pool: object) -> None:
+    def runs(counting: Counting, pool: _native.Pool) -> None:
         for _ in range(150):
             counting.check_run(pool)
 
     pairs = [(Counting(), _native.Pool(cpus(2), spin_us)) for _ in range(2)]
-    finish(*[lambda pair=pair: runs(*pair) for pair in pairs])  # type: ignore[misc]
+    finish(*[partial(runs, *pair) for pair in pairs])
 
 
 @each_spin
@@ -202,11 +204,11 @@ def test_one_program_on_two_pools() -> None:
     program = Loaded([Op("argmax", [values, out])], "portable")
     pools = [_native.Pool(cpus(2)) for _ in range(2)]
 
-    def runs(pool: object) -> None:
+    def runs(pool: _native.Pool) -> None:
         for _ in range(100):
             program.run(pool)
 
-    finish(*[lambda pool=pool: runs(pool) for pool in pools])  # type: ignore[misc]
+    finish(*[partial(runs, pool) for pool in pools])
     assert torch.equal(out, values.argmax(dim=-1))
 
 

@@ -23,6 +23,7 @@ from tests.unit.host.native.programs import (
     spread,
 )
 from tests.unit.host.native.strategies import (
+    Draw,
     each_dtype,
     each_level,
     placed,
@@ -35,7 +36,7 @@ from tests.unit.host.native.strategies import (
 epsilons = st.sampled_from((1e-6, 1e-5, 0.1))
 
 
-def optional(draw: st.DrawFn, tensor: Tensor) -> Tensor | None:
+def optional(draw: Draw, tensor: Tensor) -> Tensor | None:
     return spread(tensor) if draw(st.booleans()) else None
 
 

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ class Rows:
     position: Tensor
 
     @property
-    def tensors(self) -> list[Tensor]:
-        return [self.temperature, self.top_k, self.top_p, self.seed, self.position]
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.temperature, self.top_k, self.top_p, self.seed, self.position
 
 
 def rows_of(
@@ -55,7 +56,7 @@ def drawn(
     logits: Tensor,
     rows: Rows,
     isa: str = BEST,
-    pool: object = None,
+    pool: _native.Pool | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
     """Tokens; memory around the outputs is watched."""
@@ -66,7 +67,7 @@ def drawn_with_thresholds(
     logits: Tensor,
     rows: Rows,
     isa: str = BEST,
-    pool: object = None,
+    pool: _native.Pool | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     count = logits.shape[0]
@@ -158,7 +159,7 @@ def test_what_is_forbidden_is_not_there(isa: str, dtype: torch.dtype) -> None:
             (ids,) = allowed[row].nonzero(as_tuple=True)
             if len(ids):
                 alone = drawn(logits[row : row + 1, ids].contiguous(), one_row(rows, row), isa)
-                assert tokens[row] == ids[alone.item()]
+                assert tokens[row] == ids[int(alone)]
             else:
                 assert tokens[row] == 0
         assert tokens[2] == width - 1
@@ -257,11 +258,11 @@ class TestSupport:
 class TestStatistics:
     """A million draws of the fastest kernel, in rows of one call."""
 
-    def draws(self, shares: Tensor, **parameters: float) -> Tensor:
+    def draws(self, shares: Tensor, **parameters: Any) -> Tensor:
         """How often each token is drawn."""
         counts = torch.zeros(shares.shape[0], dtype=torch.int64)
         logits = shares.log().expand(DRAWS // 10, -1)
-        rows = rows_of(DRAWS // 10, **parameters)  # type: ignore[arg-type]
+        rows = rows_of(DRAWS // 10, **parameters)
         token, threshold = torch.empty(DRAWS // 10, dtype=torch.int64), torch.empty(DRAWS // 10)
         program = Loaded([Op("sample", [logits, *rows.tensors, None, token, threshold])], BEST)
         pool = _native.Pool(CPUS[:1])
@@ -282,7 +283,7 @@ class TestStatistics:
         ],
         ids=str,
     )
-    def test_frequencies(self, parameters: dict[str, float], kept: int | None) -> None:
+    def test_frequencies(self, parameters: dict[str, Any], kept: int | None) -> None:
         """No token from outside, and a chi-square of the rest within six deviations."""
         shares = logits_of(2, 1, 40, 1.5)[0].softmax(0)
         expected = supported(shares, **parameters)

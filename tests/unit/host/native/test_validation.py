@@ -102,9 +102,9 @@ NUMBERS = [
 @pytest.mark.parametrize(("op", "name", "value"), NUMBERS)
 def test_numbers(op: str, name: str, value: float | None) -> None:
     valid = VALID[op]
-    numbers = {**valid.numbers, name: value}
-    if value is None:
-        del numbers[name]
+    numbers = {key: number for key, number in valid.numbers.items() if key != name}
+    if value is not None:
+        numbers[name] = value
     refuse(replace(valid, numbers=numbers), f"(number {name}|{name} is|width|size)")
 
 

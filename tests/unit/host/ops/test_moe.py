@@ -27,7 +27,7 @@ def test_one_token_and_expert_at_a_time(dtype: torch.dtype) -> None:
     down_bias = down_bias.to(dtype)
     gated = gated_experts(x, up, up_bias, CHOSEN, "quick_gelu", 2.0, 1.0)
     output = combine_experts(gated, down, down_bias, CHOSEN, shares)
-    tolerance = {"rtol": DTYPES[dtype], "atol": DTYPES[dtype]}
+    limit = DTYPES[dtype]
     for token in range(TOKENS):
         total = torch.zeros(HIDDEN, dtype=torch.float64)
         for place, expert in enumerate(CHOSEN[token].tolist()):
@@ -37,10 +37,10 @@ def test_one_token_and_expert_at_a_time(dtype: torch.dtype) -> None:
             both = up[expert].double() @ x[token].double() + up_bias[expert].double()
             gate, linear = both[:INNER].clamp(max=2), both[INNER:].clamp(-2, 2)
             exact = gate / (1 + torch.exp(-1.702 * gate)) * (linear + 1)
-            torch.testing.assert_close(gated[token, place].double(), exact, **tolerance)
+            torch.testing.assert_close(gated[token, place].double(), exact, rtol=limit, atol=limit)
             part = down[expert].double() @ gated[token, place].double() + down_bias[expert]
             total += shares[token, place].double() * part
-        torch.testing.assert_close(output[token].double(), total, rtol=1e-2, atol=tolerance["atol"])
+        torch.testing.assert_close(output[token].double(), total, rtol=1e-2, atol=limit)
 
 
 def test_route_keeps_order_among_equals() -> None:
@@ -73,14 +73,14 @@ def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="activation 'swish'"):
         gated_experts(x, up, None, chosen, "swish", 0.0, 0.0)
     gated, down, shares = torch.zeros(5, 2, 8), torch.zeros(3, 12, 8), torch.zeros(5, 2)
-    for arguments in (
+    for wrong in (
         (gated, down, None, chosen, shares[:, :1]),
         (gated, down, None, chosen, shares.half()),
         (gated, down[..., :7], None, chosen, shares),
         (gated[:, 0], down, None, chosen, shares),
     ):
         with pytest.raises(ValueError, match=r"combine_experts: .* do not fit"):
-            combine_experts(*arguments)
+            combine_experts(*wrong)
 
 
 def test_fake_results_are_like_real_ones() -> None:

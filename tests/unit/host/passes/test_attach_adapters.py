@@ -27,6 +27,14 @@ EXECUTORS = (Executor.REFERENCE, Executor.NATIVE)
 class Layer(torch.nn.Module):
     """The linears of a decoder layer, and what fuses with them."""
 
+    q: torch.nn.Linear
+    k: torch.nn.Linear
+    v: torch.nn.Linear
+    o: torch.nn.Linear
+    gate: torch.nn.Linear
+    up: torch.nn.Linear
+    down: torch.nn.Linear
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -38,7 +46,8 @@ class Layer(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         value = torch.cat([self.k(x), self.v(x)], dim=-1) * self.q(x)
         x = x + self.o(value)
-        return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+        down: Tensor = self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+        return x + down
 
 
 def adapters_of(*left_out: str) -> Adapters:
@@ -85,7 +94,7 @@ def inputs_of(adapters: Adapters, ranks: tuple[int, ...]) -> dict[str, Tensor]:
 def merged(layer: Layer, adapters: Adapters, slot: int, rank: int) -> Layer:
     changed = Layer()
     for name, (a, b) in adapter_of(adapters, slot, rank).items():
-        changed.get_submodule(name).weight += b @ a
+        changed.get_parameter(f"{name}.weight").add_(b @ a)
     return changed
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rbln_host.compiler.passes import canonicalise, lower
+from rbln_host.compiler.passes.rewrite import Made
 from tests.unit.host.passes.build import Build, operators, text
 
 LINEARS: dict[str, tuple[list[tuple[Any, ...]], str]] = {
@@ -46,7 +47,8 @@ def test_a_weight_stored_the_other_way_round_is_turned_once() -> None:
     b.weight("b", 4)
     b("y = addmm", "b", "x", "w")
     b("z = mm", "x", "w")
-    before, made = b.captured("y", "z"), {}
+    before = b.captured("y", "z")
+    made: Made = {}
     after = canonicalise(before, made)
     assert text(after) == [
         "y = rbln::linear(x, w_model.w^T, b, None, none)",
@@ -165,7 +167,8 @@ def test_a_table_begins_where_ids_are_moved_to(index: torch.dtype) -> None:
     b("wide = to.dtype", "ids", torch.int64)
     b("moved = add.Tensor", "wide", 2)
     b("y = embedding", "table", "moved")
-    before, made = b.captured("y"), {}
+    before = b.captured("y")
+    made: Made = {}
     after = canonicalise(before, made)
     assert text(after) == ["y = embedding(w_model.table[2:], ids)"]
     assert torch.equal(after.weights["model.table[2:]"], before.weights["model.table"][2:])

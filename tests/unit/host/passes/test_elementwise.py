@@ -187,7 +187,7 @@ def test_nothing_moves_across_a_write() -> None:
 
 def test_groups_keep_to_the_operators_limits() -> None:
     many = {f"x{i}": (2, 3) for i in range(12)}
-    b = Build(**many)
+    b = Build(torch.float32, **many)
     last = "x0"
     for i in range(1, 12):
         b(f"s{i} = add.Tensor", last, f"x{i}")

@@ -4,6 +4,7 @@
 import torch
 
 from rbln_host.compiler.passes import fold_weights
+from rbln_host.compiler.passes.rewrite import Made
 from tests.unit.host.passes.build import Build, text
 
 
@@ -29,7 +30,8 @@ def test_the_same_weight_is_made_once_for_all_programs() -> None:
     b.weight("w", 4)
     norm_weight(b)
     b("v = add.Tensor", "w", 1.0)
-    before, made = b.captured("y", "v"), {}
+    before = b.captured("y", "v")
+    made: Made = {}
     one, other = fold_weights(before, made), fold_weights(before, made)
     assert set(one.weights) == {"model.w@float32+1.0", "model.w+1.0"}
     assert all(one.weights[name] is other.weights[name] for name in one.weights)

@@ -73,7 +73,7 @@ class VllmLayer(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Tensor:
         residual = functional.embedding(inputs["ids"].long(), self.embed)
-        hidden = ops.rms_norm(residual, self.norm1, 1e-6, 0)
+        hidden: Tensor = ops.rms_norm(residual, self.norm1, 1e-6, 0)
         sizes = [HEADS * SIZE, KV_HEADS * SIZE, KV_HEADS * SIZE]
         query, key, value = self.qkv(hidden).split(sizes, dim=-1)
         positions = inputs["positions"]
@@ -114,7 +114,7 @@ class HuggingFaceLayer(nn.Module):
         return hidden * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        hidden = functional.embedding(inputs["ids"].long().unsqueeze(0), self.embed)
+        hidden: Tensor = functional.embedding(inputs["ids"].long().unsqueeze(0), self.embed)
         angles = inputs["positions"][None, :, None].float() * self.frequencies.float()
         twice = torch.cat((angles, angles), dim=-1)
         cos, sin = twice.cos().to(hidden.dtype), twice.sin().to(hidden.dtype)
@@ -124,8 +124,8 @@ class HuggingFaceLayer(nn.Module):
             for linear in (self.q, self.k, self.v)
         )
         query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        flat = [t.transpose(1, 2).reshape(TOKENS, -1) for t in (query, key, value)]
-        attended = attend(*flat, inputs).reshape(1, TOKENS, -1)
+        query, key, value = (t.transpose(1, 2).reshape(TOKENS, -1) for t in (query, key, value))
+        attended = attend(query, key, value, inputs).reshape(1, TOKENS, -1)
         hidden = hidden + self.o(attended)
         normed = self.norm(hidden, self.norm2)
         hidden = hidden + self.down(functional.silu(self.gate(normed)) * self.up(normed))

@@ -22,7 +22,7 @@ from tests.unit.host.passes.build import Build
 X = Var("x")
 
 
-def editor(*calls: tuple[Any, ...], **kwargs: object) -> Editor:
+def editor(*calls: tuple[Any, ...], **kwargs: Any) -> Editor:
     """After commands that end in ``out``, the last of which has these keyword arguments."""
     b = Build(a=(2, 3), b=(2, 3))
     for call in calls[:-1]:
@@ -34,7 +34,7 @@ def editor(*calls: tuple[Any, ...], **kwargs: object) -> Editor:
     return made
 
 
-def found(pattern: Pattern, *calls: tuple[Any, ...], **kwargs: object) -> Match | None:
+def found(pattern: Pattern, *calls: tuple[Any, ...], **kwargs: Any) -> Match | None:
     return match(editor(*calls, **kwargs), pattern, Ref("out"))
 
 
