@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rbln_vllm.pooling_programs import SHORTEST_ROW, EncoderTable, PoolingTable
 from rbln_vllm.programs import Role
 
-repeatable = settings(deadline=None, derandomize=True, max_examples=50)
+few = settings(max_examples=50)
 
 
 @st.composite
@@ -25,7 +25,7 @@ def encoder(longest: int, most: int, buckets: tuple[int, ...] = (1, 2, 4)) -> En
 
 
 class TestEncoder:
-    @repeatable
+    @few
     @given(encoders(), st.data())
     def test_every_step_has_the_smallest_program(
         self, table: EncoderTable, data: st.DataObject
@@ -38,7 +38,7 @@ class TestEncoder:
         fitting = [k for k in table.encoders if k.batch >= sequences and k.num_tokens >= tokens]
         assert key.num_tokens == min(k.num_tokens for k in fitting)
 
-    @repeatable
+    @few
     @given(encoders())
     def test_names_are_unique(self, table: EncoderTable) -> None:
         assert len(set(table.names)) == len(table.programs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rbln_vllm.programs import SCORING_ROWS, ProgramKey, ProgramTable, Role
 
-repeatable = settings(deadline=None, derandomize=True, max_examples=50)
+few = settings(max_examples=50)
 
 
 @st.composite
@@ -47,13 +47,13 @@ class TestEmbeds:
 
 
 class TestTable:
-    @repeatable
+    @few
     @given(tables())
     def test_names_are_unique_and_in_the_order_of_programs(self, any_table: ProgramTable) -> None:
         assert len(set(any_table.names)) == len(any_table.programs)
         assert any_table.names == tuple(key.name for key in any_table.programs)
 
-    @repeatable
+    @few
     @given(tables())
     def test_every_batch_has_the_smallest_bucket_that_holds_it(
         self, any_table: ProgramTable
@@ -66,14 +66,14 @@ class TestTable:
                 assert key.batch == min(b for b in any_table.decode_buckets if b >= batch)
                 assert key.query == min(q for q in any_table.decode_queries if q >= query)
 
-    @repeatable
+    @few
     @given(tables())
     def test_a_batch_above_the_largest_bucket_is_refused(self, any_table: ProgramTable) -> None:
         largest = any_table.decode_buckets[-1]
         with pytest.raises(ValueError, match=f"no decode bucket holds {largest + 1} sequences"):
             any_table.decode_for(largest + 1)
 
-    @repeatable
+    @few
     @given(tables())
     def test_logits_fit_what_forward_programs_give(self, any_table: ProgramTable) -> None:
         """A prefill asks for one row, a decode for its whole bucket, with drafts or without: all
@@ -83,14 +83,14 @@ class TestTable:
             assert any_table.logits_for(rows).batch == rows
             assert any_table.logits_for(rows) in any_table.programs
 
-    @repeatable
+    @few
     @given(tables(), st.integers(1, 5000))
     def test_any_number_of_logits_rows_is_covered(self, any_table: ProgramTable, rows: int) -> None:
         key = any_table.logits_for(rows)
         wider = [k for k in any_table.logits if k.batch >= rows]
         assert key == (wider[0] if wider else any_table.logits[-1])
 
-    @repeatable
+    @few
     @given(tables())
     def test_samplers_have_the_rows_of_the_logits_that_a_step_gives(
         self, any_table: ProgramTable
@@ -103,7 +103,7 @@ class TestTable:
                 assert key in any_table.programs
                 assert key.batch == any_table.logits_for(rows).batch
 
-    @repeatable
+    @few
     @given(tables())
     def test_prompt_scores_have_a_wide_program_unless_the_chunk_is_narrow(
         self, any_table: ProgramTable
@@ -111,7 +111,7 @@ class TestTable:
         assert any_table.logits_rows[-1] >= min(any_table.chunk, SCORING_ROWS)
         assert list(any_table.logits_rows) == sorted(set(any_table.logits_rows))
 
-    @repeatable
+    @few
     @given(tables())
     def test_there_is_one_prefill_program_of_one_chunk(self, any_table: ProgramTable) -> None:
         prefills = [key for key in any_table.programs if key.role is Role.PREFILL]

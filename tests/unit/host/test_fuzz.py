@@ -26,7 +26,8 @@ from tests.unit.host.programs import manifest
 
 PROGRAM, WEIGHTS = "programs/layer.json", "weights/00000.safetensors"
 FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 REFUSED_RUN = (ArtifactError, ValueError, IndexError, RuntimeError, MemoryError)
 """What running a forgery may raise: that it cannot run, or does not take these inputs."""

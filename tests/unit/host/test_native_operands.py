@@ -61,7 +61,7 @@ def operands(draw: st.DrawFn, count: int) -> list[Operand]:
 
 class TestCoalesced:
     @given(operands(3))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_elements_stay_where_they_are_and_meet_the_same_others(
         self, given: list[Operand]
     ) -> None:
@@ -87,7 +87,7 @@ class TestCoalesced:
 
 class TestRows:
     @given(operands(2))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     def test_elements_stay_where_they_are(self, given: list[Operand]) -> None:
         found = rows_of(*given)
         merged = [len(item.shape) == 2 for item in found]

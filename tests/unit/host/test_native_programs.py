@@ -77,13 +77,13 @@ class TestAgreesWithTheReference:
         assert report.native_commands == report.commands == 13
 
     @given(graph=graphs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_any_program_and_its_fallbacks(self, graph: Graph) -> None:
         """Commands of random programs that kernels do not take run between those that they do."""
         self._compare(graph, start_runtime(ExecutorOptions(cpus=(0,))))
 
     @given(graph=graphs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_fallbacks_alone(self, graph: Graph) -> None:
         self._compare(graph, NativeRuntime(Compiler(Refusing(), "none"), _native.Pool([0])))
 

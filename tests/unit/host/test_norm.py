@@ -24,7 +24,7 @@ def assert_near(output: Tensor, exact: Tensor) -> None:
     torch.testing.assert_close(output.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 5),
     size=st.integers(2, 40),

@@ -25,7 +25,7 @@ def place(dtype: torch.dtype, o: int, k: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(rows=SIZES, width=SIZES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_elements_are_where_the_description_says(dtype: torch.dtype, rows: int, width: int) -> None:
     weight = counted(rows, width, dtype)
     packed = pack(weight)
@@ -39,7 +39,7 @@ def test_elements_are_where_the_description_says(dtype: torch.dtype, rows: int, 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(rows=SIZES, width=SIZES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_comes_back(dtype: torch.dtype, rows: int, width: int) -> None:
     weight = counted(rows, width, dtype)
     assert torch.equal(unpack(pack(weight), rows, width), weight)

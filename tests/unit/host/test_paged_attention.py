@@ -95,7 +95,7 @@ def row_lengths(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
     return queries, [(max(length, real), real) for length, real in rows]
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(data=st.data(), shape=shapes(), lengths=row_lengths(), seed=st.integers(0, 1000))
 def test_equals_plain_attention(
     data: st.DataObject, shape: Shape, lengths: tuple[int, list[tuple[int, int]]], seed: int

@@ -50,7 +50,7 @@ def needed_at(graph: Graph, values: dict[str, Tensor]) -> dict[str, set[int]]:
 
 class TestProperties:
     @given(graph=graphs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_values_that_are_alive_together_share_no_byte(self, graph: Graph) -> None:
         values = tensors(graph)
         found, needed = plan_memory(graph, values), needed_at(graph, values)
@@ -60,7 +60,7 @@ class TestProperties:
                 assert not overlap(found.storage(one), found.storage(other)), (one, other)
 
     @given(graph=graphs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_views_are_those_of_the_values(self, graph: Graph) -> None:
         values = tensors(graph)
         found = plan_memory(graph, values)
@@ -73,7 +73,7 @@ class TestProperties:
                 assert together == same_memory(tensor, values[other])
 
     @given(graph=graphs())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_the_arena_is_between_the_peak_and_the_sum(self, graph: Graph) -> None:
         found = plan_memory(graph, tensors(graph))
         arena = found.of_kind(Kind.ARENA)

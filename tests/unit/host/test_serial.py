@@ -66,7 +66,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and repr(one) == repr(other)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(ARGUMENTS)
 @example(float("inf"))
 @example((float("-inf"), (float("nan"), (-0.0,))))
@@ -224,7 +224,7 @@ def test_hostile_cases_are_edits_of_a_good_file() -> None:
     loads(edit(argument(nested)))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ArtifactError):
@@ -240,7 +240,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(
     st.sampled_from(("format", "name", "inputs", "weights", "commands", "outputs"))
     | st.sampled_from(("op", "overload", "args", "kwargs", "out", "tuple")),

@@ -17,7 +17,7 @@ from tests.unit.host.native.attention_calls import (
     calls,
 )
 from tests.unit.host.native.programs import assert_same_bits, random, run
-from tests.unit.host.native.strategies import each_dtype, each_level, repeatable
+from tests.unit.host.native.strategies import each_dtype, each_level, few
 
 FEW = (1, 2, 3, 15)
 """Queries per sequence that go one by one."""
@@ -37,7 +37,7 @@ def check(call: AttentionCall, isa: str) -> None:
 
 @each_level
 @each_dtype
-@settings(repeatable, max_examples=25)
+@settings(few, max_examples=25)
 @given(st.data())
 def test_few_queries(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     check(data.draw(calls(dtype, FEW)), isa)
@@ -45,7 +45,7 @@ def test_few_queries(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
 
 @each_level
 @each_dtype
-@settings(repeatable, max_examples=15)
+@settings(few, max_examples=15)
 @given(st.data())
 def test_many_queries(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     check(data.draw(calls(dtype, MANY)), isa)
@@ -152,7 +152,7 @@ def test_a_position_beyond_the_table(
 
 @each_level
 @each_dtype
-@settings(repeatable, max_examples=10)
+@settings(few, max_examples=10)
 @given(st.data(), st.sampled_from((FEW, MANY)))
 def test_a_sequence_is_computed_alike_alone(
     isa: str, dtype: torch.dtype, data: st.DataObject, queries: tuple[int, ...]

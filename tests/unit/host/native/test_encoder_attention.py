@@ -23,7 +23,7 @@ from tests.unit.host.native.programs import (
     run,
     spread,
 )
-from tests.unit.host.native.strategies import each_dtype, each_level, repeatable
+from tests.unit.host.native.strategies import each_dtype, each_level, few
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 EDGES = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 95, 96, 97, 127, 128, 129, 257)
@@ -91,7 +91,7 @@ def check(call: Call, isa: str) -> None:
 
 @each_level
 @each_dtype
-@settings(repeatable, max_examples=20)
+@settings(few, max_examples=20)
 @given(st.data())
 def test_rows_of_any_length(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     kv_heads, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 7))

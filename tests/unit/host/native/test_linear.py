@@ -26,8 +26,8 @@ from tests.unit.host.native.programs import (
 from tests.unit.host.native.strategies import (
     each_dtype,
     each_level,
+    few,
     placed,
-    repeatable,
     rows,
     seeds,
     widths,
@@ -38,7 +38,7 @@ activations = st.sampled_from(ACTIVATIONS)
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, activation = data.draw(seeds), data.draw(activations)
@@ -57,7 +57,7 @@ def test_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_gated_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, activation = data.draw(seeds), data.draw(activations)
@@ -141,7 +141,7 @@ def test_rounded_once(isa: str, dtype: torch.dtype) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_a_row_is_computed_alike_alone(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Bit for bit, whatever rows are computed with it and wherever it lies among them."""

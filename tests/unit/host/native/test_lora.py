@@ -29,8 +29,8 @@ from tests.unit.host.native.programs import (
 from tests.unit.host.native.strategies import (
     each_dtype,
     each_level,
+    few,
     placed,
-    repeatable,
     rows,
     seeds,
     widths,
@@ -163,7 +163,7 @@ GATED = ((16, 16), (48, 48))
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_shrink(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     case = data.draw(cases(dtype, SIZES))
@@ -181,7 +181,7 @@ def test_shrink(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """With everything that a linear does after it, and columns that are no part's."""
@@ -220,7 +220,7 @@ def test_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_gated_linear(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     case = data.draw(cases(dtype, GATED))

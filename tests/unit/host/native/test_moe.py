@@ -26,8 +26,8 @@ from tests.unit.host.native.programs import (
 from tests.unit.host.native.strategies import (
     each_dtype,
     each_level,
+    few,
     placed,
-    repeatable,
     rows,
     seeds,
     widths,
@@ -54,7 +54,7 @@ def experts_of(
 class TestRoute:
     @each_level
     @each_dtype
-    @repeatable
+    @few
     @given(st.data())
     def test_equals_the_reference(self, isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
         tokens, experts = data.draw(rows), data.draw(widths)
@@ -98,7 +98,7 @@ class TestRoute:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_gated_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, activation = data.draw(seeds), data.draw(st.sampled_from(ACTIVATIONS))
@@ -125,7 +125,7 @@ def test_gated_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> Non
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_combine_experts(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, tokens, width, columns = (data.draw(s) for s in (seeds, rows, widths, widths))
@@ -171,7 +171,7 @@ def moe(x: Tensor, logits: Tensor, weights: tuple[Tensor, Tensor], isa: str) -> 
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_a_row_is_computed_alike_alone(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Bit for bit, whatever rows are computed with it and however many share its experts."""

@@ -19,7 +19,7 @@ from tests.unit.host.native.programs import (
     run,
     spread,
 )
-from tests.unit.host.native.strategies import each_dtype, each_level, placed, repeatable, seeds
+from tests.unit.host.native.strategies import each_dtype, each_level, few, placed, seeds
 
 POSITIONS = 40
 
@@ -81,7 +81,7 @@ def pools(draw: st.DrawFn, size: Sizes, dtype: torch.dtype) -> Tensor:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_rotary(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, size, neox = data.draw(seeds), data.draw(sizes()), data.draw(st.booleans())
@@ -109,7 +109,7 @@ def test_rotary_in_place(isa: str, dtype: torch.dtype) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data(), seeds, sizes())
 def test_write_kv(
     isa: str, dtype: torch.dtype, data: st.DataObject, seed: int, size: Sizes
@@ -126,7 +126,7 @@ def test_write_kv(
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_rotary_write_kv(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Query, key and value are slices of one projection, as models have them."""

@@ -26,8 +26,8 @@ from tests.unit.host.native.strategies import (
     Draw,
     each_dtype,
     each_level,
+    few,
     placed,
-    repeatable,
     seeds,
     shapes,
     widths,
@@ -42,7 +42,7 @@ def optional(draw: Draw, tensor: Tensor) -> Tensor | None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_rms_norm(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, shape, epsilon = data.draw(seeds), data.draw(shapes()), data.draw(epsilons)
@@ -69,7 +69,7 @@ def test_rms_norm(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_layer_norm(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     seed, shape, epsilon = data.draw(seeds), data.draw(shapes()), data.draw(epsilons)
@@ -103,7 +103,7 @@ def test_norms_in_place(isa: str, dtype: torch.dtype) -> None:
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data(), st.sampled_from(("rms", "add", "layer")))
 def test_a_row_is_normalised_alike_alone(
     isa: str, dtype: torch.dtype, data: st.DataObject, norm: str
@@ -131,7 +131,7 @@ def test_a_row_is_normalised_alike_alone(
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data(), st.sampled_from(ACTIVATIONS))
 def test_gated_activation(
     isa: str, dtype: torch.dtype, data: st.DataObject, activation: str
@@ -146,7 +146,7 @@ def test_gated_activation(
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data(), st.booleans())
 def test_embedding(isa: str, dtype: torch.dtype, data: st.DataObject, packed: bool) -> None:
     seed, count, width = data.draw(seeds), data.draw(st.integers(1, 40)), data.draw(widths)
@@ -164,7 +164,7 @@ def test_embedding(isa: str, dtype: torch.dtype, data: st.DataObject, packed: bo
 
 @each_level
 @each_dtype
-@repeatable
+@few
 @given(st.data())
 def test_argmax(isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
     """Of equal elements the first counts; of so few values many are equal."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rbln_host import _native
 from rbln_host.ops import mask_tokens, sample
 from tests.unit.host.native.programs import CPUS, LEVELS, Loaded, Op, assert_same_bits, blank, run
-from tests.unit.host.native.strategies import each_dtype, each_level, many, placed, repeatable
+from tests.unit.host.native.strategies import each_dtype, each_level, few, many, placed
 
 BEST = LEVELS[-1]
 DRAWS = 1_000_000
@@ -345,7 +345,7 @@ def assert_fits(counts: Tensor, shares: Tensor) -> None:
 class TestMasks:
     @each_level
     @each_dtype
-    @repeatable
+    @few
     @given(st.data())
     def test_against_the_reference(self, isa: str, dtype: torch.dtype, data: st.DataObject) -> None:
         rows, width = data.draw(st.integers(1, 4)), data.draw(st.sampled_from(WIDTHS))

@@ -282,7 +282,7 @@ STEPS: list[Step] = [
 ]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(st.data())
 def test_random_programs_compute_the_same(data: st.DataObject) -> None:
     b = Build(x=(16, 16), y=(16, 16))

@@ -355,7 +355,7 @@ def programs(draw: st.DrawFn) -> Graph:
     return graph(*commands, outputs=tuple(outputs), weights=("w",))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(programs())
 def test_optimised_programs_compute_the_same(program: Graph) -> None:
     if "w" in written_values(program):
