@@ -7,7 +7,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_torch_thread() -> Iterator[None]:
     """Operands are small: torch's threads would only get in the way of the pools'."""
     threads = torch.get_num_threads()
