@@ -83,12 +83,13 @@ def ask(llm: LLM, tokens: list[int], **more: Any) -> tuple[list[int], int]:
 
 def written(directory: Path, count: int) -> list[Path]:
     """The files of chunks, when LMCache's threads have written `count`."""
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while True:
         files = sorted(directory.rglob("*.kv"))
         if len(files) >= count and not disk_of().disk_worker.put_tasks:
             return files
+        assert time.monotonic() < end, f"{len(files)} chunks on disk instead of {count}"
         time.sleep(0.05)
-    raise AssertionError(f"{len(files)} chunks on disk instead of {count}")
 
 
 def lmcache_layers() -> list[Any]:

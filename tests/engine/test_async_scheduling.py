@@ -39,7 +39,7 @@ from tests.engine.engines import (
 )
 
 NEW = 12
-WAIT_S = 30
+WAIT_S = 60
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "bc"]}},

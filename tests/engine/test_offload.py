@@ -79,7 +79,7 @@ def planner_of(llm: LLM) -> LoadPlanner:
 
 def settle(llm: LLM) -> None:
     """Steps until every transfer has ended, as an engine in a process of its own does."""
-    core, deadline = llm.llm_engine.engine_core.engine_core, time.monotonic() + 30
+    core, deadline = llm.llm_engine.engine_core.engine_core, time.monotonic() + 60
     while scheduler_of(llm).has_requests():
         core.step_fn()
         time.sleep(0.001)
@@ -124,7 +124,7 @@ def held_loads() -> Iterator[threading.Event]:
     gate, original = threading.Event(), PoolBlocks.load
 
     def load(pool: PoolBlocks, *arguments: Any) -> None:
-        assert gate.wait(30)
+        assert gate.wait(60)
         original(pool, *arguments)
 
     with patch.object(PoolBlocks, "load", load):
@@ -443,7 +443,7 @@ class TestDisk:
         gate, read, free = threading.Event(), DiskStore.read, free_blocks(llm)
 
         def held(store: DiskStore, key: bytes, into: memoryview) -> None:
-            assert gate.wait(30)
+            assert gate.wait(60)
             read(store, key, into)
 
         with patch.object(DiskStore, "read", held):

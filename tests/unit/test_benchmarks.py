@@ -351,7 +351,7 @@ class TestParts:
 
 CHILD = """
 import json, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 def answer(**content): print(json.dumps(content), flush=True)
 answer(ready=True, child=child.pid)
 for line in sys.stdin:
@@ -384,7 +384,7 @@ def state(pid: int) -> str:
 
 def wait_for_state(pid: int, *expected: str) -> None:
     """Wait until it is in one of these states."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (found := state(pid)) not in expected:
         assert time.monotonic() < end, f"process {pid} is {found!r}, not one of {expected}"
         time.sleep(0.005)
@@ -395,7 +395,7 @@ class TestDriver:
     def driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
         monkeypatch.setattr(drivers, "LOGS", tmp_path)
         system = ScriptSystem("script", "Script", "ours", "hf")
-        return Driver(system, Settings("m", 1, 1, 1), seconds=5)
+        return Driver(system, Settings("m", 1, 1, 1), seconds=60)
 
     def test_engine_is_stopped_while_it_is_not_asked(self, driver: Driver) -> None:
         with driver:

@@ -158,7 +158,7 @@ def test_the_server_ends_with_its_gate() -> None:
     server = ForkServer(make_check, SECONDS)
     process = server._process
     server._orders.close()  # as when nobody holds it any more
-    process.join(5)
+    process.join(60)
     assert process.exitcode == 0
 
 

@@ -17,15 +17,17 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 REGIONS_IN_PARENT_AND_CHILD = """
 import faulthandler, os, sys, torch
 from rbln_vllm.start_method import release_openmp_before_forks
+patience = 3
 if "release" in sys.argv:
     release_openmp_before_forks()
     release_openmp_before_forks()
+    patience = 60
 torch.set_num_threads(2)
 region = lambda: torch.ones(1 << 21).exp().sum()
 region()
 child = os.fork()
 if not child:
-    faulthandler.dump_traceback_later(5, exit=True)
+    faulthandler.dump_traceback_later(patience, exit=True)
     region()
     os._exit(0)
 region()

@@ -11,7 +11,7 @@ import pytest
 
 from rbln_vllm.executor.step_thread import StepThread
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 @pytest.fixture

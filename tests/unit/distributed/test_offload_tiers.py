@@ -50,7 +50,7 @@ class Tiers:
         self.manager.on_schedule_end(ScheduleEndContext([], []))
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.manager.has_pending_work():
             assert time.monotonic() < deadline
             self.step()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -337,11 +337,11 @@ class TestRemove:
         def compile_slowly() -> None:
             with cache.locked(key()):
                 held.set()
-                done.wait(10)
+                done.wait(60)
 
         thread = threading.Thread(target=compile_slowly)
         thread.start()
-        assert held.wait(10)
+        assert held.wait(60)
         try:
             with pytest.raises(CacheBusyError, match="is being compiled"):
                 cache.remove(artifact)
@@ -381,13 +381,15 @@ with cache.locked(key):
 """
 
 
-def compile_once(root: Path, compiled: Iterable[str]) -> bool:
+def compile_once(
+    root: Path, compiled: Iterable[str], meanwhile: Callable[[], object] = lambda: None
+) -> bool:
     """What a starting engine does; whether it compiled."""
     cache = ArtifactCache(root, logger)
     with cache.locked(key()):
         if cache.find(key()) is not None:
             return False
-        time.sleep(0.2)
+        meanwhile()
         cache.store(key(), manifest(), [program(name) for name in compiled])
         return True
 
@@ -395,16 +397,22 @@ def compile_once(root: Path, compiled: Iterable[str]) -> bool:
 class TestAtOnce:
     def test_threads(self, cache: ArtifactCache, log: pytest.LogCaptureFixture) -> None:
         results: list[bool] = []
-        threads = [
-            threading.Thread(target=lambda: results.append(compile_once(cache.root, ["one"])))
-            for _ in range(3)
-        ]
+
+        def another_waits() -> None:
+            end = time.monotonic() + 60
+            while "waiting for it" not in log.text:
+                assert time.monotonic() < end, "nobody waits"
+                time.sleep(0.001)
+
+        def start() -> None:
+            results.append(compile_once(cache.root, ["one"], another_waits))
+
+        threads = [threading.Thread(target=start) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         assert sorted(results) == [False, False, True]
-        assert "waiting for it" in log.text
         assert cache.find(key()) is not None
 
     def test_processes(self, cache: ArtifactCache) -> None:
