@@ -26,7 +26,7 @@ import rbln_host.compiler
 import rbln_host.ops
 import rbln_vllm.models
 from rbln_vllm.sources import digest_packages
-from tests.engine.engines import environment, running_engine
+from tests.engine.engines import check_idle, environment, running_engine
 from tests.engine.kept import kept_directory
 from tests.models import ROOT
 
@@ -38,11 +38,17 @@ OUTER_ROOT = os.environ.get("VLLM_CACHE_ROOT")
 def engine_environment(private_compile_cache: None, tiny_llama_dir: Path) -> Iterator[None]:
     """Engines in this process, programs compiled once per state of the compiler.
 
-    Engines share vLLM's process groups, which the first to end would take from the others.
+    Processes are spawned, also before the first engine has made threads: a fork has nothing of
+    those but the locks they hold. Engines share vLLM's process groups, which the first to end would
+    take from the others.
     """
     with (
         _cache_root() as root,
-        environment(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CACHE_ROOT=str(root)),
+        environment(
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_WORKER_MULTIPROC_METHOD="spawn",
+            VLLM_CACHE_ROOT=str(root),
+        ),
         patch("vllm.v1.engine.core.cleanup_dist_env_and_memory"),
         _kernels_registered_once(),
     ):
@@ -90,10 +96,20 @@ def _imports_not_collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="package")
-def tiny_llm(engine_environment: None, tiny_llama_dir: Path) -> Iterator[LLM]:
-    """The tiny Llama in fp32 with the defaults of engines.py. Leave it as you found it."""
+def shared_llm(engine_environment: None, tiny_llama_dir: Path) -> Iterator[LLM]:
     with running_engine(tiny_llama_dir) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def tiny_llm(shared_llm: LLM) -> Iterator[LLM]:
+    """The tiny Llama in fp32 with the defaults of engines.py, at first with an empty cache.
+
+    Modules share it: leave it as you found it.
+    """
+    assert shared_llm.reset_prefix_cache()
+    yield shared_llm
+    check_idle(shared_llm)
 
 
 @pytest.fixture

@@ -53,40 +53,33 @@ def running_engine(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
 @contextmanager
 def started(model_dir: Path, **arguments: Any) -> Iterator[LLM]:
     """An engine with these arguments only; shut down at the end."""
-    vllm.envs.disable_envs_cache()
-    with _tokenizer_of_its_own(bool(arguments.get("enable_prompt_embeds"))):
-        llm = LLM(str(model_dir), **arguments)
-        try:
-            yield llm
-        finally:
-            llm.llm_engine.engine_core.shutdown()
-            del llm
-            gc.collect()
-
-
-@contextmanager
-def _tokenizer_of_its_own(needed: bool) -> Iterator[None]:
-    """vLLM adds a token where prompts may be embeddings, to a tokenizer all engines here share.
-
-    Its length then stays what it was, and other engines' guidance refuses the token beyond it.
-    """
-    if needed:
-        cached_get_tokenizer.cache_clear()
+    _forget_other_engines()
+    llm = LLM(str(model_dir), **arguments)
     try:
-        yield
+        yield llm
     finally:
-        if needed:
-            cached_get_tokenizer.cache_clear()
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def _forget_other_engines() -> None:
+    """What vLLM keeps in a process for every engine, and engines change.
+
+    Where prompts may be embeddings it adds a token to the tokenizer, whose length then stays what
+    it was: guidance of another engine would refuse the token beyond it.
+    """
+    vllm.envs.disable_envs_cache()
+    cached_get_tokenizer.cache_clear()
 
 
 @contextmanager
 def own_process() -> Iterator[None]:
     """Engines that start in the block live in processes of their own, as a user's do.
 
-    Spawned: the test's process has run engines and keeps threads, of which a fork has nothing but
-    the locks they hold. test_start_method.py has an engine that is forked, from a plain script.
+    Spawned, see conftest.py: test_start_method.py has an engine that is forked, by a plain script.
     """
-    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="1", VLLM_WORKER_MULTIPROC_METHOD="spawn"):
+    with environment(VLLM_ENABLE_V1_MULTIPROCESSING="1"):
         yield
 
 
@@ -94,7 +87,6 @@ def own_process() -> Iterator[None]:
 def environment(**variables: str | None) -> Iterator[None]:
     """Sets variables (None removes one) and puts the old values back."""
     before = {name: os.environ.get(name) for name in variables}
-    vllm.envs.disable_envs_cache()  # an engine in this process has frozen what it read
     _write_environment(variables)
     try:
         yield
@@ -103,6 +95,7 @@ def environment(**variables: str | None) -> Iterator[None]:
 
 
 def _write_environment(variables: Mapping[str, str | None]) -> None:
+    vllm.envs.disable_envs_cache()  # an engine in this process has frozen what it read
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
