@@ -6,10 +6,12 @@ Models are imported late, so that unit tests start without torch and Transformer
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.process_state import changes, process_state
 
 # Set before any library reads them; a value from outside wins.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,6 +33,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def private_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests neither find nor leave compiled programs in the user's own cache."""
     os.environ.setdefault("VLLM_CACHE_ROOT", str(tmp_path_factory.mktemp("vllm-cache")))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_as_it_was(private_compile_cache: None) -> Iterator[None]:
+    """Files share processes, which ones depends on timing: a file must not show in another."""
+    before = process_state()
+    yield
+    found = changes(before, process_state())
+    assert not found, f"this module has changed its process: {'; '.join(found)}"
 
 
 @pytest.fixture(scope="session")
