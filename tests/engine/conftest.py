@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from vllm import LLM
 from vllm import logger as vllm_logger
 from vllm.distributed.parallel_state import (
@@ -93,6 +94,14 @@ def _imports_not_collected() -> Iterator[None]:
     with patch("vllm.v1.engine.core.freeze_gc_heap"), patch.object(gc, "unfreeze"):
         yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torch_threads() -> Iterator[None]:
+    """vLLM gives torch one thread when an engine loads, our worker all of them when it is ready."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="package")

@@ -25,7 +25,6 @@ from tests.engine.engines import (
     all_tokens,
     check_idle,
     counted_preemptions,
-    environment,
     generate,
     greedy,
     prompt,
@@ -320,7 +319,6 @@ def test_target_without_inner_states_is_refused(tiny_model_dir: Dirs, tmp_path: 
     llama = tiny_model_dir("LlamaForCausalLM", num_hidden_layers=3)
     drafter = drafters.make_eagle3(llama, tmp_path / "drafter")
     with (
-        environment(VLLM_LOGGING_LEVEL="ERROR"),
         pytest.raises(RuntimeError, match="does not support EAGLE3"),
         speculating(target, drafter, "eagle3"),
     ):
