@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
-from benchmarks.report import fill, markdown_table, number, percent
+from benchmarks.report import add_output_options, markdown_table, number, percent, publish
 from benchmarks.routing import Prompt
 from benchmarks.servers import Server, started
 from benchmarks.speculation import (
@@ -66,12 +65,8 @@ def main() -> int:
             results = measure(alive, questions(args.model), 1 if args.quick else args.rounds, notes)
     rows = [row(name, "chat", batch, taken) for (name, batch), taken in results.items() if taken]
     table = with_notes(markdown(rows, chosen), notes)
-    print(table)
-    if args.json:
-        result = {"benchmark": "draft_models", "notes": notes.lines}
-        write_result(args.json, {**result, "rows": rows})
-    if args.into:
-        args.into.write_text(fill(args.into.read_text(), {"draft models": table}))
+    result = {"benchmark": "draft_models", "notes": notes.lines, "rows": rows}
+    publish(args, "draft models", table, result)
     return 0
 
 
@@ -83,8 +78,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--drafts", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--upstream", action="store_true", help="vLLM's CPU backend as well")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="page to write the table into")
+    add_output_options(parser)
     parser.add_argument("--quick", action="store_true", help="only see that everything works")
     return parser.parse_args(arguments)
 

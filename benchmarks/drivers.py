@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.engines.protocol import Settings
@@ -69,12 +68,7 @@ class Driver:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 from vllm import LLM, SamplingParams
 
-from benchmarks.environment import write_result
-from benchmarks.report import fill, markdown_table
+from benchmarks.report import add_output_options, markdown_table, publish
 from benchmarks.stepping import random_prompt
 
 BLOCK, QUESTION = 128, 16
@@ -124,8 +123,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="a multiple of the block, 128")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="on the disk to be measured")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="page to write the table into")
+    add_output_options(parser)
     args = parser.parse_args()
     if args.directory is not None:
         args.directory.mkdir(parents=True, exist_ok=True)
@@ -133,13 +131,8 @@ def main() -> None:
         bench = Bench(args.model, args.tokens, Path(directory))
         measure_round(bench)  # the first of everything is slower
         rounds = [measure_round(bench) for _ in range(args.rounds)]
-    table = markdown(rounds)
-    print(table)
-    if args.into:
-        args.into.write_text(fill(args.into.read_text(), {"offload": table}))
-    if args.json:
-        result = {"benchmark": "offload", "tokens": args.tokens, "block": BLOCK, "rounds": rounds}
-        write_result(args.json, result)
+    result = {"benchmark": "offload", "tokens": args.tokens, "block": BLOCK, "rounds": rounds}
+    publish(args, "offload", markdown(rounds), result)
 
 
 def measure_round(bench: Bench) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.costs import Limits, Work
+from benchmarks.environment import write_result
 from benchmarks.limits import best
 from benchmarks.systems import OURS, SYSTEMS
 
@@ -251,6 +252,25 @@ def fill(page: str, found: Mapping[str, str]) -> str:
         if opened and closed:
             page = f"{before}{begin}\n{text}\n{end}{after}"
     return page
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """What :func:`publish` is told."""
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--into", type=Path, help="page to write the table into")
+
+
+def publish(options: argparse.Namespace, name: str, table: str, result: dict[str, Any]) -> None:
+    """Print the table of a benchmark; write its result and fill its page where they are asked for.
+
+    ``name`` is that of the page's markers, see :func:`fill`.
+    """
+    print(table)
+    if options.json:
+        write_result(options.json, result)
+    if options.into:
+        options.into.write_text(fill(options.into.read_text(), {name: table}))
+        print(f"written: {options.into}")
 
 
 def main() -> int:

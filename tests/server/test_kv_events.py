@@ -87,12 +87,7 @@ class TestOperators:
         self, kv_cluster: KVCluster
     ) -> None:
         prompt = kv_cluster.fresh_prompt(3 * GRANULE + 1)
-        kv_cluster.ask(1, prompt)
-        kv_cluster.catch_up(1)
-        epoch = kv_cluster.subscribers[1].epoch
-        while kv_cluster.subscribers[1].epoch == epoch:
-            kv_cluster.catch_up(1)
-            kv_cluster.ask(1, prompt)  # not forgotten meanwhile
+        kv_cluster.keep_beyond_replay(1, prompt)
         with kv_cluster.new_subscriber(1) as late:
             kv_cluster.catch_up(1, late)
             assert late.mirror.hit_tokens(prompt) == kv_cluster.ask(1, prompt) == 3 * GRANULE

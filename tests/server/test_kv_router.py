@@ -151,12 +151,7 @@ class TestOperators:
     ) -> None:
         """Also what has left the replay buffer, which it would refuse without its beginning."""
         prefix = kv_cluster.fresh_prompt(3 * GRANULE)
-        kv_cluster.ask(1, prefix)
-        kv_cluster.catch_up(1)
-        epoch = kv_cluster.subscribers[1].epoch
-        while kv_cluster.subscribers[1].epoch == epoch:
-            kv_cluster.catch_up(1)
-            kv_cluster.ask(1, prefix)  # not forgotten meanwhile
+        kv_cluster.keep_beyond_replay(1, prefix)
         late = kv_cluster.cluster.new_router(tmp_path / "late.log", ["--log-level", "debug"])
         with late:
             hear(kv_cluster, late, 1)

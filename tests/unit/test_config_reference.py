@@ -7,6 +7,7 @@ from rbln_vllm.config.options import flag_of
 from rbln_vllm.config.reference import render
 from rbln_vllm.config.schema import CONFIG_CLASSES
 from rbln_vllm.devices import PROFILES
+from tests.unit.markdown import assert_rows_fit
 
 PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -27,10 +28,4 @@ def test_the_page_names_everything() -> None:
 
 
 def test_every_table_row_has_the_columns_of_its_header() -> None:
-    width = 0
-    for line in render().splitlines():
-        if not line.startswith("|"):
-            width = 0
-            continue
-        width = width or line.count(" | ")
-        assert line.count(" | ") == width, line
+    assert_rows_fit(render())

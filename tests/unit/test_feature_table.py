@@ -8,6 +8,7 @@ from itertools import combinations
 
 from scripts.feature_table import PAGE, render
 from tests.feature_pairs import EVIDENCE, EXCLUSIVE, FAULTS, IMPLEMENTATIONS, Feature, cells
+from tests.unit.markdown import assert_rows_fit
 
 
 def test_the_page_is_what_the_data_says() -> None:
@@ -31,10 +32,4 @@ def test_the_page_has_a_cell_for_every_pair() -> None:
 
 
 def test_every_table_row_has_the_columns_of_its_header() -> None:
-    width = 0
-    for line in render().splitlines():
-        if not line.startswith("|"):
-            width = 0
-            continue
-        width = width or line.count("|")
-        assert line.count("|") == width, line
+    assert_rows_fit(render())

@@ -7,17 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rbln_host.compiler.graph import Argument, Command, Graph, Ref
+from rbln_host.compiler.graph import Command, Graph
 from rbln_host.compiler.operators import resolve
 from rbln_host.errors import ArtifactError
+from rbln_host.runtime.arguments import fetched, placed
 from rbln_host.runtime.inputs import ALL_TOKENS, NOTHING, checked_inputs
 
 Register = int
 """Index of a value in the executor's value table."""
-
-
-class _Slot(int):
-    """A register number inside an argument."""
 
 
 class Interpreter:
@@ -69,15 +66,16 @@ class Interpreter:
 
     def _step(self, command: Command, dying: list[Register]) -> Callable[[list[Any]], None]:
         function = resolve(command.operator, command.overload)
-        args = [self._placed(a) for a in command.args]
-        kwargs = {key: self._placed(a) for key, a in command.kwargs.items()}
+        place_of = self._registers.__getitem__
+        args = [placed(a, place_of) for a in command.args]
+        kwargs = {key: placed(a, place_of) for key, a in command.kwargs.items()}
         targets = [(i, self._registers[n]) for i, n in enumerate(command.outputs) if n]
         single = targets[0][1] if targets and not command.returns_tuple else None
 
         def step(values: list[Any]) -> None:
             result = function(
-                *[_fetch(a, values) for a in args],
-                **{key: _fetch(a, values) for key, a in kwargs.items()},
+                *[fetched(a, values) for a in args],
+                **{key: fetched(a, values) for key, a in kwargs.items()},
             )
             if single is not None:
                 values[single] = result
@@ -89,23 +87,8 @@ class Interpreter:
 
         return step
 
-    def _placed(self, argument: Argument) -> Any:
-        if isinstance(argument, Ref):
-            return _Slot(self._registers[argument.name])
-        if isinstance(argument, tuple):
-            return [self._placed(item) for item in argument]
-        return argument
-
 
 def _weight(graph: Graph, weights: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in weights:
         raise ArtifactError(f"program {graph.name} reads the weight {name!r}, which is not there")
     return weights[name]
-
-
-def _fetch(argument: Any, values: list[Any]) -> Any:
-    if type(argument) is _Slot:
-        return values[argument]
-    if type(argument) is list:
-        return [_fetch(item, values) for item in argument]
-    return argument

@@ -33,6 +33,14 @@ def key(label: str = "tiny", **changes: str) -> CacheKey:
     return CacheKey(label, {**PARTS, **changes})
 
 
+def check_rebuilding(cache: ArtifactCache) -> None:
+    """An entry takes the place of what is there, with nothing of it."""
+    store(cache, key(), "two")
+    found = cache.find(key())
+    assert found is not None
+    assert found.program_names == ("two",)
+
+
 def program(name: str, weight: str = "w") -> Captured:
     return scale_program(name, {weight: torch.full((4,), VALUES[weight])})
 
@@ -127,10 +135,7 @@ class TestFind:
         path.write_bytes(path.read_bytes()[:-1])
         assert cache.find(key()) is None
         assert "the entry is rebuilt" in log.text
-        store(cache, key(), "two")
-        found = cache.find(key())
-        assert found is not None
-        assert found.program_names == ("two",)
+        check_rebuilding(cache)
 
     def test_an_entry_of_another_key_is_reported_and_rebuilt(
         self, cache: ArtifactCache, log: pytest.LogCaptureFixture
@@ -139,10 +144,7 @@ class TestFind:
         shutil.copytree(other, cache.path(key()))
         assert cache.find(key()) is None
         assert "belongs to another key: dtype differ" in log.text
-        store(cache, key(), "two")
-        found = cache.find(key())
-        assert found is not None
-        assert found.program_names == ("two",)
+        check_rebuilding(cache)
 
     def test_a_file_in_the_place_of_an_entry(self, cache: ArtifactCache) -> None:
         cache.path(key()).parent.mkdir(parents=True)
