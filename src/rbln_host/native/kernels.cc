@@ -7,12 +7,14 @@
 
 #include "kernels/attention_block.h"
 #include "kernels/attention_rows.h"
+#include "kernels/combine_experts.h"
 #include "kernels/elementwise.h"
 #include "kernels/encoder_attention.h"
+#include "kernels/gated_experts.h"
 #include "kernels/linear.h"
-#include "kernels/lora.h"
-#include "kernels/moe.h"
+#include "kernels/lora_shrink.h"
 #include "kernels/rotary.h"
+#include "kernels/route.h"
 #include "kernels/rows.h"
 #include "kernels/sampling.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "lora.h"
+#include "lora_expand.h"
 #include "tile.h"
 
 namespace rbln {
