@@ -2,8 +2,25 @@
 """How many of a request's drafts a step takes: what fits the step, and what can still be used."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.request import Request
+
+from rbln_vllm.core.limits import blocks_for
+
+
+@dataclass(frozen=True)
+class RowSlots:
+    """The slots of the pool that a row with all its drafts may need."""
+
+    block_size: int
+    drafts: int
+    lookahead: int
+
+    @property
+    def most_blocks(self) -> int:
+        return blocks_for(1 + self.drafts + self.lookahead, self.block_size)
 
 
 def cut_to_step(requests: Sequence[Request], budget: int) -> None:
@@ -16,6 +33,15 @@ def cut_to_step(requests: Sequence[Request], budget: int) -> None:
     for request in requests:
         share = budget // len(requests) - 1
         _keep(request, min(share, request.max_tokens - request.num_output_tokens - 1))
+
+
+def cut_to_pool(requests: Sequence[Request], manager: KVCacheManager, slots: RowSlots) -> None:
+    """Cuts the drafts of ``requests`` to the blocks they hold, unless enough are free for all."""
+    if manager.block_pool.get_num_free_blocks() >= len(requests) * slots.most_blocks:
+        return
+    for request in requests:
+        held = min(map(len, manager.get_blocks(request.request_id).blocks))
+        cut_to_blocks(request, held, slots.block_size, slots.lookahead)
 
 
 def cut_to_blocks(request: Request, blocks: int, block_size: int, lookahead: int) -> None:

@@ -22,30 +22,24 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
-from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
-from rbln_vllm.core.drafts import cut_to_blocks, cut_to_step
+from rbln_vllm.core.drafts import RowSlots, cut_to_pool, cut_to_step
 from rbln_vllm.core.grammar_compiles import limit_compile_time
-from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager
 from rbln_vllm.core.kv_cache.setup import make_manager
-from rbln_vllm.core.limits import blocks_for, max_request_tokens, prompt_refusal
-from rbln_vllm.core.refusal import refusal_output, refused_requests
+from rbln_vllm.core.kv_cache.step_content import StepContent
+from rbln_vllm.core.preemption import lacks_blocks
+from rbln_vllm.core.refusing_scheduler import RefusingScheduler
 from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify, row_starts
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
 from rbln_vllm.devices import resolve_profile
 from rbln_vllm.geometry import chunk_size
-
-logger = init_logger(f"vllm.{__name__}")
 
 
 def prefill_run_limit(vllm_config: VllmConfig) -> int:
@@ -54,14 +48,6 @@ def prefill_run_limit(vllm_config: VllmConfig) -> int:
     if isinstance(options, RBLNConfigBase):
         return effective_max_prefill_run(options, resolve_profile(envs.force_npu_name()))
     return int(options.get("max_prefill_run", 0)) if isinstance(options, Mapping) else 0
-
-
-def pool_tokens(kv_cache_config: KVCacheConfig) -> int | None:
-    """Returns the tokens one request can keep, None where blocks are recycled or shared."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        return None
-    return max_request_tokens(kv_cache_config.num_blocks, groups[0].kv_cache_spec.block_size)
 
 
 def tokens_left(request: Request) -> int:
@@ -74,10 +60,9 @@ def tokens_left(request: Request) -> int:
     return int(known - request.num_computed_tokens)
 
 
-class RBLNScheduler(Scheduler):
+class RBLNScheduler(RefusingScheduler):
     """One prefill of at most one chunk, or one decode batch, per step."""
 
-    max_model_len: int
     max_num_active_reqs: int
     dynamic_sd_lookup: list[int] | None
 
@@ -89,9 +74,8 @@ class RBLNScheduler(Scheduler):
         self.last_step: StepPlan = EMPTY_STEP
         self._prefill_run = 0
         self._barred: frozenset[Turn] = frozenset()
-        self._refusals: dict[str, str] = {}
-        self._sub_blocks = self._use_sub_blocks()
-        self._pool_tokens = pool_tokens(self.kv_cache_config)
+        self._use_sub_blocks()
+        self.step_content = StepContent(self.kv_cache_manager, self.kv_cache_config)
         if self._pool_tokens is not None:
             # The last token of a request is never computed, so it needs no slot. A request
             # that grows to the end of the pool ends with reason "length" instead of waiting
@@ -102,14 +86,13 @@ class RBLNScheduler(Scheduler):
             # a request with drafts that are none. Programs pad rows by themselves.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_active_reqs + 1)
 
-    def _use_sub_blocks(self) -> SubBlockKVCacheManager | None:
+    def _use_sub_blocks(self) -> None:
         """Replaces the manager upstream has made, before anything is in it."""
         manager = make_manager(self)
         if manager is not None:
             self.kv_cache_manager = manager
             if self.connector is not None:
                 self.connector.bind_kv_cache_manager(manager)
-        return manager
 
     # -- the step ----------------------------------------------------------------------------
 
@@ -177,14 +160,8 @@ class RBLNScheduler(Scheduler):
         inputs = self.scheduler_config.max_num_batched_tokens
         inputs -= len(rows) * config.max_num_new_slots_for_drafting
         cut_to_step(rows, min(self.max_num_scheduled_tokens, inputs))
-        manager, block_size = self.kv_cache_manager, self.block_size
-        tokens = 1 + self.num_spec_tokens + self.num_lookahead_tokens
-        most = len(rows) * blocks_for(tokens, block_size)
-        if manager.block_pool.get_num_free_blocks() >= most:
-            return
-        for request in rows:
-            held = min(map(len, manager.get_blocks(request.request_id).blocks))
-            cut_to_blocks(request, held, block_size, self.num_lookahead_tokens)
+        slots = RowSlots(self.block_size, self.num_spec_tokens, self.num_lookahead_tokens)
+        cut_to_pool(rows, self.kv_cache_manager, slots)
 
     @contextmanager
     def _restricted(self, may_run: Callable[[Request], bool], admits: bool) -> Iterator[None]:
@@ -286,107 +263,37 @@ class RBLNScheduler(Scheduler):
         return int(reserved)
 
     def _lacks_blocks(self, request: Request) -> bool:
-        """Whether the next chunk of a running ``request`` needs more blocks than it can get.
-
-        It can get the free blocks and those that only lower-ranked requests hold, which
-        upstream would preempt for it.
-        """
+        """Whether the next chunk of a running ``request`` needs more blocks than it can get."""
         computed = request.num_computed_tokens
         chunk = self._reserve_prefill_lookahead(request, computed, tokens_left(request))
         end = min(computed + chunk + self.num_lookahead_tokens, self.max_model_len)
-        groups = self.kv_cache_config.kv_cache_groups
-        held = self.kv_cache_manager.get_blocks(request.request_id).blocks
-        needed = sum(
-            max(0, -(-end // group.kv_cache_spec.block_size) - len(blocks))
-            for group, blocks in zip(groups, held, strict=True)
-        )
-        free = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        if needed <= free:
-            return False
-        victims = self._lower_ranked(request)
-        return bool(needed > free + sum(self._blocks_held_alone(v) for v in victims))
-
-    def _lower_ranked(self, request: Request) -> list[Request]:
-        """Returns the running requests that upstream would preempt before ``request``."""
-        if self.policy == SchedulingPolicy.PRIORITY:
-            rank = (request.priority, request.arrival_time)
-            return [r for r in self.running if (r.priority, r.arrival_time) > rank]
-        return list(self.running[self.running.index(request) + 1 :])
-
-    def _blocks_held_alone(self, request: Request) -> int:
-        groups = self.kv_cache_manager.get_blocks(request.request_id).blocks
-        return sum(block.ref_cnt == 1 for group in groups for block in group)
+        return lacks_blocks(self, request, end)
 
     def _num_active(self) -> int:
         """Counts what upstream holds against ``max_num_active_reqs``."""
         return len(self.running) + int(self.num_waiting_for_streaming_input)
 
-    # -- refusal -----------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        """Queues ``request``; refuses it when its prompt can never fit the KV pool."""
-        super().add_request(request)
-        if self._pool_tokens is None:
-            return
-        reason = prompt_refusal(request.num_prompt_tokens, self._pool_tokens)
-        if reason is not None:
-            self.refuse_requests({request.request_id: reason})
-
-    def refuse_requests(self, reasons: Mapping[str, str]) -> None:
-        """Ends these requests (id to reason) with ``error`` in the next update."""
-        for request_id, reason in reasons.items():
-            logger.warning("Request %s is refused: %s", request_id, reason)
-            self._refusals[request_id] = reason
+    # -- what steps wrote --------------------------------------------------------------------
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Applies a step's output; refused requests end, all others go on."""
-        refused = refused_requests(model_runner_output)
-        if refused:
-            self._withdraw(refused, scheduler_output)
-            self.refuse_requests(refused)
-        if self._sub_blocks is not None and scheduler_output.kv_cache_block_copies:
-            self._sub_blocks.release_copied()
-        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
-            scheduler_output, model_runner_output
-        )
-        self._commit(scheduler_output)
-        reasons, self._refusals = self._refusals, {}
-        for request in self.finish_requests(reasons, RequestStatus.FINISHED_ERROR):
-            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            client.outputs.append(refusal_output(request, reasons[request.request_id]))
-        return outputs
+        """Applies a step's output; what it wrote can be hit from now on."""
+        self.step_content.release_copied(scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _withdraw(self, refused: Mapping[str, str], scheduler_output: SchedulerOutput) -> None:
         """Keeps what a refused step did not write out of the prefix cache."""
         for request_id, start in row_starts(scheduler_output, refused).items():
-            if request_id not in self.requests:
-                continue
-            if self._sub_blocks is not None:
-                self._sub_blocks.distrust(request_id)
-            else:
-                self._evict_from(request_id, start)
-
-    def _evict_from(self, request_id: str, start: int) -> None:
-        """Drops blocks from position ``start`` on; upstream offers them when it schedules."""
-        held = self.kv_cache_manager.get_block_ids(request_id)
-        for ids, group in zip(held, self.kv_cache_config.kv_cache_groups, strict=True):
-            first = start // group.kv_cache_spec.block_size
-            self.kv_cache_manager.evict_blocks(set(ids[first:]))
+            if request_id in self.requests:
+                self.step_content.withdraw(request_id, start)
 
     def _commit(self, scheduler_output: SchedulerOutput) -> None:
         """Offers for prefix hits what the step wrote, and says so to routers.
 
         Upstream has published by now, but events of a step must not wait for the next one.
         """
-        if self._sub_blocks is None:
-            return
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is not None:
-                self._sub_blocks.commit(request)
-        events = self._sub_blocks.take_events()
+        events = self.step_content.commit(scheduler_output, self.requests)
         if events:
             self.kv_event_publisher.publish(KVEventBatch(ts=time.time(), events=events))
 

@@ -136,7 +136,7 @@ class CacheDriver(Driver):
 
     def __init__(self, scheduler: RBLNScheduler, **options: Any) -> None:
         super().__init__(scheduler, **options)
-        manager = scheduler._sub_blocks
+        manager = scheduler.step_content.sub_blocks
         assert isinstance(manager, SubBlockKVCacheManager)
         self.manager, self.pool = manager, manager.block_pool
         self.content = CachedContent(manager.block_size, manager.sub_block_size)

@@ -365,7 +365,7 @@ class Driver:
         assert not scheduler.waiting
         assert not scheduler.deferred_waiting
         assert not scheduler._inflight_prefills
-        manager = scheduler._sub_blocks
+        manager = scheduler.step_content.sub_blocks
         if manager is not None:
             assert not manager._copying
             assert not manager._chains
@@ -411,8 +411,8 @@ class Driver:
             assert self.runner.rows[request.request_id].table == ids
             owners.update(ids)
         assert NULL_BLOCK not in owners
-        if self.scheduler._sub_blocks is not None:
-            for step in self.scheduler._sub_blocks._copying:
+        if self.scheduler.step_content.sub_blocks is not None:
+            for step in self.scheduler.step_content.sub_blocks._copying:
                 owners.update(block.block_id for block in step.blocks)
         for block_id, count in owners.items():
             assert manager.block_pool.blocks[block_id].ref_cnt == count

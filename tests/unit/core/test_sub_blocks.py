@@ -264,7 +264,7 @@ def test_nothing_in_flight_is_offered(build: SchedulerFactory, cls: type[RBLNSch
     """With the output one step late, a hit is what steps that have come back wrote."""
     options: dict[str, Any] = {"block": BLOCK, "sub_block": SUB, "chunk": CHUNK}
     driver = Driver(build(prefix=True, cls=cls, **options), depth=2, may_idle=True)
-    manager = driver.scheduler._sub_blocks
+    manager = driver.scheduler.step_content.sub_blocks
     assert manager is not None
     driver.add("first", prompt_of(24))
     probe = make_request("probe", prompt_of(24), block=BLOCK)
@@ -416,7 +416,7 @@ def test_sliding_windows_are_hit_inside_a_block(build: SchedulerFactory) -> None
     scheduler = build(
         prefix=True, block=BLOCK, sub_block=SUB, chunk=CHUNK, max_len=MAX_LEN, spec=spec
     )
-    manager = scheduler._sub_blocks
+    manager = scheduler.step_content.sub_blocks
     assert manager is not None
     first = make_request("first", prompt_of(40), block=BLOCK, max_tokens=1)
     scheduler.add_request(first)
