@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rbln_vllm.env_parsers import (
+from rbln_vllm.envs.parsers import (
     parse_bool,
     parse_bucket_strategy,
     parse_int_list,
