@@ -10,7 +10,7 @@ from rbln_vllm import envs
 from rbln_vllm.devices import resolve_profile
 from rbln_vllm.pooling import is_encoder_only
 from rbln_vllm.shims import without_llvmlite
-from rbln_vllm.start_method import engines_may_fork
+from rbln_vllm.startup.start_method import engines_may_fork
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -99,8 +99,9 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import engine_rules, pooling_rules, schedule_ahead, sub_blocks
+        from rbln_vllm import pooling_rules, sub_blocks
         from rbln_vllm.optimum import serving
+        from rbln_vllm.startup import engine_rules, schedule_ahead
 
         if vllm_config.model_config is None:
             super().check_and_update_config(vllm_config)
@@ -151,7 +152,7 @@ class RblnPlatform(CpuPlatform):
 
     @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:
-        from rbln_vllm.schedule_ahead import OVERLAPPED_EXECUTOR
+        from rbln_vllm.startup.schedule_ahead import OVERLAPPED_EXECUTOR
 
         parallel, scheduler = vllm_config.parallel_config, vllm_config.scheduler_config
         if parallel.worker_cls in ("auto", "vllm.v1.worker.cpu_worker.CPUWorker"):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from rbln_vllm.start_method import release_openmp_before_forks
+from rbln_vllm.startup.start_method import release_openmp_before_forks
 
 
 def install() -> None:
@@ -49,7 +49,7 @@ def _prepare_engine_args() -> None:
 
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from rbln_vllm.engine_args import prepare
+        from rbln_vllm.startup.engine_args import prepare
 
         prepare(self)
         return original(self, *args, **kwargs)

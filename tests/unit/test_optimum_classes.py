@@ -10,9 +10,9 @@ import pytest
 
 import rbln_vllm.optimum as api
 from rbln_vllm.devices import HOST
-from rbln_vllm.model_impl import ImplRequest, decide
 from rbln_vllm.models.architectures import ARCHITECTURES, Architecture, built, check_architecture
 from rbln_vllm.optimum.classes import model_class
+from rbln_vllm.startup.model_impl import ImplRequest, decide
 
 BUILT = [row for row in ARCHITECTURES.values() if row.is_built]
 GENERATING = (

@@ -65,7 +65,7 @@ def arguments(**given: Any) -> Any:
 
 
 def test_overrides_fill_what_is_not_given() -> None:
-    from rbln_vllm.engine_args import apply_overrides
+    from rbln_vllm.startup.engine_args import apply_overrides
 
     entries = {"batch_size": 4, "max_seq_len": 512, "prefill_chunk_size": 128}
     args = arguments(block_size=64)
@@ -87,7 +87,7 @@ def test_overrides_fill_what_is_not_given() -> None:
     ],
 )
 def test_a_conflict_is_refused(given: dict[str, Any], entries: dict[str, Any], words: str) -> None:
-    from rbln_vllm.engine_args import apply_overrides
+    from rbln_vllm.startup.engine_args import apply_overrides
 
     with pytest.raises(ValueError, match=words):
         apply_overrides(arguments(**given), CompileOverrides.of(entries))

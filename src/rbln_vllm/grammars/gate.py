@@ -18,7 +18,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from rbln_vllm import envs
 from rbln_vllm.grammars.fork_server import GIB, MEMORY_BYTES, PASSED, ForkServer
 from rbln_vllm.grammars.xgrammar_check import XgrammarCheck, given
-from rbln_vllm.start_method import engines_may_fork
+from rbln_vllm.startup.start_method import engines_may_fork
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

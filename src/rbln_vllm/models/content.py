@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import blake3
 
-from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, geometry_of
 from rbln_vllm.lora.shape import AdapterShape
-from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.models.select import implementation_of
 from rbln_vllm.sources import digest_packages
+from rbln_vllm.speculation.draft_models import drafts_by_program
+from rbln_vllm.startup.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.toolchain import CacheKey, Toolchain, compiled_with
 
 if TYPE_CHECKING:

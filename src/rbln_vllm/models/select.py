@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from rbln_vllm.config import ModelImpl, OptimumRBLNConfig
-from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.models.kv_layers import KVLayer
 from rbln_vllm.programs import ProgramKey
+from rbln_vllm.speculation.draft_models import drafts_by_program
 from rbln_vllm.toolchain import Adapters, Captured, Toolchain
 
 if TYPE_CHECKING:

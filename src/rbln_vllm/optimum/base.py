@@ -10,12 +10,12 @@ from typing import Any, Self
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from rbln_vllm.model_impl import ARTIFACT_MANIFEST
 from rbln_vllm.optimum.choice import Wanted
 from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.request import Opened, request_of
 from rbln_vllm.optimum.sources import link_or_copy
+from rbln_vllm.startup.model_impl import ARTIFACT_MANIFEST
 from rbln_vllm.toolchain import Executable, host_toolchain
 from rbln_vllm.worker.threads import allowed_cpus
 

@@ -18,7 +18,6 @@ from rbln_vllm.lora.peft_files import PeftAdapter, read_adapters
 from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.lora.slots import LowRank
 from rbln_vllm.lora.stored import compiled_shape, write_adapters
-from rbln_vllm.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.models.architectures import Architecture
 from rbln_vllm.models.transformers.source import ModelSource, auto_class_of
 from rbln_vllm.optimum import sentence
@@ -31,6 +30,7 @@ from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.sources import HUB_KEYWORDS, copy_served_files, local_directory
 from rbln_vllm.reranker import check_overrides
+from rbln_vllm.startup.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.toolchain import Adapters, Toolchain, host_toolchain
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -15,9 +15,9 @@ import torch
 from rbln_vllm import __version__
 from rbln_vllm.lora.shape import modules_to_json
 from rbln_vllm.lora.stored import LINEARS, StoredAdapters
-from rbln_vllm.model_impl import ARTIFACT_MANIFEST
 from rbln_vllm.models.kv_layers import KVLayer, layers_from_json, layers_to_json
 from rbln_vllm.optimum.recorded import RECORD, RecordedConfig
+from rbln_vllm.startup.model_impl import ARTIFACT_MANIFEST
 from rbln_vllm.toolchain import (
     Adapters,
     Artifact,

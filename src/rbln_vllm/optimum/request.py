@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rbln_vllm.model_impl import is_compiled_directory
 from rbln_vllm.models.architectures import Architecture
 from rbln_vllm.optimum.choice import ANYTHING, Wanted
 from rbln_vllm.optimum.compiling import CompileJob
 from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.optimum.options import RUNTIME, RBLNModelConfig, given_options, split_keywords
 from rbln_vllm.optimum.recorded import RecordedConfig
+from rbln_vllm.startup.model_impl import is_compiled_directory
 from rbln_vllm.toolchain import host_toolchain
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.devices import DeviceProfile
-from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import geometry_of, options_of
-from rbln_vllm.model_impl import is_compiled_directory
 from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.optimum.recorded import RecordedConfig
+from rbln_vllm.speculation.draft_models import drafts_by_program
+from rbln_vllm.startup.model_impl import is_compiled_directory
 from rbln_vllm.toolchain import host_toolchain
 
 if TYPE_CHECKING:

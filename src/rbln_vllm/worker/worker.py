@@ -22,7 +22,7 @@ from rbln_vllm import envs
 from rbln_vllm.geometry import Geometry, geometry_of
 from rbln_vllm.lora.slots import slot_bytes
 from rbln_vllm.metrics.counters import Counter, ProgramCounters, counter_path
-from rbln_vllm.start_method import is_forked
+from rbln_vllm.startup.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
 from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget

@@ -3,8 +3,8 @@
 
 from typing import TYPE_CHECKING
 
-from rbln_vllm.draft_models import drafts_by_program
 from rbln_vllm.geometry import Geometry
+from rbln_vllm.speculation.draft_models import drafts_by_program
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.speculation.drafters import Drafter
 

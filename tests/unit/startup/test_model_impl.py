@@ -8,7 +8,7 @@ import pytest
 
 from rbln_vllm.config import ModelImpl, OptimumRBLNConfig, RBLNConfig
 from rbln_vllm.devices import HOST, resolve_profile
-from rbln_vllm.model_impl import (
+from rbln_vllm.startup.model_impl import (
     ImplRequest,
     Selector,
     _auto,

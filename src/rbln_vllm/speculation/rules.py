@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR as LMCACHE
-from rbln_vllm.draft_models import PROGRAM_METHODS, check_drafter, make_room
 from rbln_vllm.geometry import options_of
 from rbln_vllm.models.select import implementation_of
+from rbln_vllm.speculation.draft_models import PROGRAM_METHODS, check_drafter, make_room
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig

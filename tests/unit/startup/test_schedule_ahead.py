@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rbln_vllm.config import RBLNConfig
-from rbln_vllm.schedule_ahead import may_schedule_ahead
+from rbln_vllm.startup.schedule_ahead import may_schedule_ahead
 
 
 def config(

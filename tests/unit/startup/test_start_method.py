@@ -10,13 +10,14 @@ import threading
 import pytest
 import torch  # noqa: F401 (brings OpenMP)
 
-from rbln_vllm import envs, start_method
-from rbln_vllm.start_method import engines_may_fork
+from rbln_vllm import envs
+from rbln_vllm.startup import start_method
+from rbln_vllm.startup.start_method import engines_may_fork
 
 METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 REGIONS_IN_PARENT_AND_CHILD = """
 import faulthandler, os, sys, torch
-from rbln_vllm.start_method import release_openmp_before_forks
+from rbln_vllm.startup.start_method import release_openmp_before_forks
 patience = 3
 if "release" in sys.argv:
     release_openmp_before_forks()

@@ -8,7 +8,7 @@ import pytest
 
 from rbln_vllm.config import OptimumRBLNConfig
 from rbln_vllm.distributed.kv_transfer.lmcache import CONNECTOR
-from rbln_vllm.engine_rules import EMBEDS_REFUSALS
+from rbln_vllm.startup.engine_rules import EMBEDS_REFUSALS
 
 
 def refusals(prompt_embeds: bool = True, connector: str | None = None) -> list[str]:

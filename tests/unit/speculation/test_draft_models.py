@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rbln_vllm.draft_models import check_drafter, drafter_shape, drafts_by_program
 from rbln_vllm.programs import DrafterShape, ProgramTable
+from rbln_vllm.speculation.draft_models import check_drafter, drafter_shape, drafts_by_program
 
 ARCHITECTURES = {
     "draft_model": "LlamaForCausalLM",
