@@ -13,9 +13,9 @@ import pytest
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfig
 from rbln_vllm.devices import HOST
-from rbln_vllm.model_impl import ImplDecision, ImplRequest
 from rbln_vllm.models.architectures import built
 from rbln_vllm.startup import model_impl
+from rbln_vllm.startup.model_impl import ImplDecision, ImplRequest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

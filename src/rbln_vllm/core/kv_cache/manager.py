@@ -12,7 +12,6 @@ it takes a private block, redirects the request to it and orders a copy. What di
 * Partly filled blocks, of running and of finished requests, can be hit until they are evicted.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +23,10 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from rbln_vllm.core.kv_cache.chain import HashChain, SubBlockHasher
-from rbln_vllm.core.kv_cache.copies import KVCopy
+from rbln_vllm.core.kv_cache.copies_in_flight import CopiesInFlight
 from rbln_vllm.core.kv_cache.events import GROUP, SubBlockEvents
 from rbln_vllm.core.kv_cache.index import SubBlockIndex
 from rbln_vllm.core.kv_cache.residency import ResidencyObserver
-
-
-@dataclass(frozen=True)
-class CopyStep:
-    """What a step with copies keeps until it comes back: both ends, and the rows they are for."""
-
-    blocks: list[KVCacheBlock]
-    request_ids: list[str]
 
 
 @dataclass(frozen=True)
@@ -87,9 +78,7 @@ class SubBlockKVCacheManager(KVCacheManager):
         # a copy into them is under way; a step of theirs was refused.
         self._loading: set[str] = set()
         self._distrusted: set[str] = set()
-        # Requests of the copies ordered since copies were last taken, and their lengths.
-        self._ordered: list[tuple[str, int]] = []
-        self._copying: deque[CopyStep] = deque()
+        self._copying = CopiesInFlight()
 
     # -- finding -----------------------------------------------------------------------------
 
@@ -178,7 +167,7 @@ class SubBlockKVCacheManager(KVCacheManager):
     def _admit(self, request: Request, hit: int) -> None:
         tail = hit % self.block_size
         if tail:
-            self._ordered.append((request.request_id, tail))
+            self._copying.order(request.request_id, tail)
             self._loading.add(request.request_id)
         if self.events is not None and request.kv_cache_report_mode == "full":
             chain = self._chains[request.request_id]
@@ -189,20 +178,11 @@ class SubBlockKVCacheManager(KVCacheManager):
     def take_kv_cache_block_copies(self) -> tuple[list[Any], list[KVCacheBlock]]:
         """Returns the copies to run before the step; their blocks stay referenced here."""
         pairs = self._group.take_pending_cow_copies()
-        if not pairs:
-            return [], []
-        ordered, self._ordered = self._ordered, []
-        blocks = [block for pair in pairs for block in pair]
-        self._copying.append(CopyStep(blocks, [request_id for request_id, _ in ordered]))
-        copies = [
-            KVCopy(source.block_id, destination.block_id, length)
-            for (source, destination), (_, length) in zip(pairs, ordered, strict=True)
-        ]
-        return copies, []
+        return (self._copying.take(pairs) if pairs else []), []
 
     def release_copied(self) -> None:
         """Lets go of the blocks of the oldest step with copies, which has come back."""
-        step = self._copying.popleft()
+        step = self._copying.pop_oldest()
         self.block_pool.free_blocks(step.blocks)
         self._loading.difference_update(step.request_ids)
 
