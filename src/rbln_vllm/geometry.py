@@ -8,8 +8,8 @@ from rbln_vllm import envs
 from rbln_vllm.config import AnyRBLNConfig, OptimumRBLNConfig, RBLNConfig, effective_buckets
 from rbln_vllm.config.overrides import CompileOverrides
 from rbln_vllm.devices import DeviceProfile, resolve_profile
-from rbln_vllm.pooling import Pooling, pooling_of
-from rbln_vllm.pooling_programs import EncoderTable, PoolingTable
+from rbln_vllm.pooling.config import Pooling, pooling_of
+from rbln_vllm.pooling.programs import EncoderTable, PoolingTable
 from rbln_vllm.programs import DrafterShape, ProgramTable
 from rbln_vllm.speculation.draft_models import drafter_shape
 

@@ -8,7 +8,7 @@ from vllm.platforms.interface import PlatformEnum
 
 from rbln_vllm import envs
 from rbln_vllm.devices import resolve_profile
-from rbln_vllm.pooling import is_encoder_only
+from rbln_vllm.pooling.config import is_encoder_only
 from rbln_vllm.shims import without_llvmlite
 from rbln_vllm.startup.start_method import engines_may_fork
 
@@ -99,8 +99,9 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import pooling_rules, sub_blocks
+        from rbln_vllm import sub_blocks
         from rbln_vllm.optimum import serving
+        from rbln_vllm.pooling import rules as pooling_rules
         from rbln_vllm.startup import engine_rules, schedule_ahead
 
         if vllm_config.model_config is None:

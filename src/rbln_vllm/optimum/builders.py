@@ -13,8 +13,8 @@ from rbln_vllm.models.transformers.builder import TransformersModelBuilder
 from rbln_vllm.models.transformers.pooling import EncoderBuilder, Head, PoolingDecoderBuilder
 from rbln_vllm.models.transformers.source import ModelSource
 from rbln_vllm.optimum.plan import CompilePlan
+from rbln_vllm.pooling.reranker import ids_of_answers, is_original_reranker
 from rbln_vllm.programs import ProgramKey
-from rbln_vllm.reranker import ids_of_answers, is_original_reranker
 from rbln_vllm.toolchain import Adapters, Captured, Toolchain
 
 if TYPE_CHECKING:

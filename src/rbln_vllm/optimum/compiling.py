@@ -29,7 +29,7 @@ from rbln_vllm.optimum.parallel import compile_programs
 from rbln_vllm.optimum.plan import CompilePlan, plan_compile
 from rbln_vllm.optimum.recorded import RecordedConfig
 from rbln_vllm.optimum.sources import HUB_KEYWORDS, copy_served_files, local_directory
-from rbln_vllm.reranker import check_overrides
+from rbln_vllm.pooling.reranker import check_overrides
 from rbln_vllm.startup.model_impl import ARTIFACT_MANIFEST, is_compiled_directory
 from rbln_vllm.toolchain import Adapters, Toolchain, host_toolchain
 

@@ -11,7 +11,7 @@ from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.geometry import Geometry
 from rbln_vllm.models.architectures import Architecture
 from rbln_vllm.optimum.options import RBLNModelConfig
-from rbln_vllm.pooling import Pooling, encoder_step_tokens, positions_of
+from rbln_vllm.pooling.config import Pooling, encoder_step_tokens, positions_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -10,7 +10,7 @@ from rbln_vllm.geometry import Geometry
 from rbln_vllm.lora.config import RBLNLoRAConfig
 from rbln_vllm.models.architectures import ARCHITECTURES, Architecture
 from rbln_vllm.optimum.plan import CompilePlan, queries_of
-from rbln_vllm.pooling import Pooling
+from rbln_vllm.pooling.config import Pooling
 
 RECORD = "rbln_config"
 """Where it stands in the manifest's ``model``."""

@@ -10,7 +10,7 @@ from rbln_vllm.config import OptimumRBLNConfig, resolve_config
 from rbln_vllm.config.overrides import CompileOverrides, check_chunk
 from rbln_vllm.devices import DeviceProfile, resolve_profile
 from rbln_vllm.optimum.serving import take_over
-from rbln_vllm.pooling_rules import prepare_encoder
+from rbln_vllm.pooling.rules import prepare_encoder
 from rbln_vllm.startup.model_impl import architectures_of, decide_from_engine_args
 from rbln_vllm.toolchain import ToolchainError, check_executor
 

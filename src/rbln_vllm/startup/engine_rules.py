@@ -19,8 +19,8 @@ from rbln_vllm.geometry import geometry_of, options_of, takes_embeds
 from rbln_vllm.models import mxfp4
 from rbln_vllm.models.architectures import Task, check_architecture
 from rbln_vllm.models.select import implementation_of
-from rbln_vllm.pooling import is_encoder_only, is_pooling
-from rbln_vllm.pooling_rules import refuse_unbuilt_pooling
+from rbln_vllm.pooling.config import is_encoder_only, is_pooling
+from rbln_vllm.pooling.rules import refuse_unbuilt_pooling
 from rbln_vllm.speculation.rules import settle_speculation
 from rbln_vllm.startup.engine_args import NO_CHUNKED_PREFILL
 

@@ -20,9 +20,9 @@ from rbln_vllm.models.transformers.attention import WholeStep
 from rbln_vllm.models.transformers.builder import TransformersModelBuilder, named_weights
 from rbln_vllm.models.transformers.heads import HEAD, attach_answers, attach_classifier
 from rbln_vllm.models.transformers.source import ModelSource
-from rbln_vllm.pooling import classifies
+from rbln_vllm.pooling.config import classifies
+from rbln_vllm.pooling.reranker import answer_ids, is_original_reranker
 from rbln_vllm.programs import ProgramKey, Role
-from rbln_vllm.reranker import answer_ids, is_original_reranker
 from rbln_vllm.toolchain import Adapters, Captured, ModuleCompiler, Toolchain
 
 if TYPE_CHECKING:

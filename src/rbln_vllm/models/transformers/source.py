@@ -21,9 +21,9 @@ from rbln_vllm.models.exaone import key_mapping, own_config
 from rbln_vllm.models.mxfp4 import set_dequantised
 from rbln_vllm.models.transformers.attention import ATTENTION
 from rbln_vllm.models.transformers.experts import replace_experts
-from rbln_vllm.pooling import classifies, is_pooling
-from rbln_vllm.reranker import OVERRIDES as RERANKER_OVERRIDES
-from rbln_vllm.reranker import is_original_reranker
+from rbln_vllm.pooling.config import classifies, is_pooling
+from rbln_vllm.pooling.reranker import OVERRIDES as RERANKER_OVERRIDES
+from rbln_vllm.pooling.reranker import is_original_reranker
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -8,7 +8,7 @@ from vllm.model_executor.layers.pooler.seqwise import pooler_for_classify, poole
 from vllm.model_executor.layers.pooler.tokwise import pooler_for_token_embed
 
 from rbln_vllm.geometry import Geometry
-from rbln_vllm.pooling import Pooling
+from rbln_vllm.pooling.config import Pooling
 from rbln_vllm.worker.embed_programs import Programs
 from rbln_vllm.worker.pooling.programs import PoolingPrograms
 

@@ -4,7 +4,7 @@
 from torch import Tensor
 
 from rbln_vllm.geometry import Geometry
-from rbln_vllm.pooling_programs import EncoderTable, PoolingTable
+from rbln_vllm.pooling.programs import EncoderTable, PoolingTable
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.worker.embed_programs import Programs
 from rbln_vllm.worker.pooling.inputs import EncoderInputs, StagedEncoder

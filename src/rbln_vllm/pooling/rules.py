@@ -8,8 +8,8 @@ from vllm.logger import init_logger
 
 from rbln_vllm.models.architectures import POOLING_TASKS, built, is_encoder
 from rbln_vllm.models.select import implementation_of
-from rbln_vllm.pooling import encoder_step_tokens, is_encoder_only, is_pooling, positions_of
-from rbln_vllm.reranker import answer_ids, check_overrides, is_original_reranker
+from rbln_vllm.pooling.config import encoder_step_tokens, is_encoder_only, is_pooling, positions_of
+from rbln_vllm.pooling.reranker import answer_ids, check_overrides, is_original_reranker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rbln_vllm.pooling_programs import SHORTEST_ROW, EncoderTable, PoolingTable
+from rbln_vllm.pooling.programs import SHORTEST_ROW, EncoderTable, PoolingTable
 from rbln_vllm.programs import Role
 
 few = settings(max_examples=50)
