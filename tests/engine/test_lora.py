@@ -267,6 +267,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "modules_to_save",
     ),
     "config": (lambda d: (d / "adapter_config.json").write_text("{"), "no JSON"),
+    "no settings": (lambda d: (d / "adapter_config.json").write_text("[]"), "holds no settings"),
+    "scale": (lambda d: Adapter(config={"lora_alpha": "8"}).write_config(d), "no number"),
+    "another rank": (lambda d: Adapter(config={"r": 2}).write_config(d), "settings say 2"),
+    "infinite": (lambda d: change_weights(d, lambda t: {k: v / 0 for k, v in t.items()}), "NaN"),
     "empty config": (lambda d: (d / "adapter_config.json").write_text("{}"), "Missing required"),
     "weights": (
         lambda d: (d / "adapter_model.safetensors").write_bytes(b"not a safetensors file"),

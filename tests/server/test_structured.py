@@ -93,6 +93,8 @@ def test_several_grammars_at_once_on_prompts_of_several_chunks(server: LiveServe
         {"choice": []},
         {"grammar": "root ::= undefined_rule"},
         {"json": {"type": "integer", "minimum": 10**30}},
+        {"json": {"$ref": "#"}},
+        {"regex": "a\x00"},
     ],
     ids=str,
 )
@@ -100,6 +102,25 @@ def test_bad_grammars_are_refused(server: LiveServer, constraint: dict[str, Any]
     with pytest.raises(openai.BadRequestError):
         server.complete(prompt(10), max_tokens=10, structured_outputs=constraint)
     assert re.fullmatch(REGEX, structured(server, regex=REGEX)), "a good one after a bad one"
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"type": "integer", "multipleOf": 7, "minimum": 1, "maximum": 20}, (7, 14)),
+        ({"type": "integer", "minimum": 8, "maximum": 10**30}, range(8, 10**9)),
+    ],
+    ids=["of 7", "beyond 64 bits"],
+)
+def test_what_only_the_other_backend_can(
+    server: LiveServer, schema: dict[str, Any], values: Any
+) -> None:
+    """Guidance obeys these schemas, also after and before xgrammar served others."""
+    assert re.fullmatch(REGEX, structured(server, regex=REGEX))
+    asked = {"json": schema}
+    answer = server.complete(prompt(10), max_tokens=3, structured_outputs=asked)
+    assert int(answer.choices[0].text) in values
+    assert re.fullmatch(REGEX, structured(server, regex=REGEX))
 
 
 LONG = [f"{number:05d}" + "xy" * 200 for number in range(6000)]

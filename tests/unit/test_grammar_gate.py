@@ -7,9 +7,12 @@ The check here is a stand-in that does what its regular expression names.
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
+import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,6 +165,22 @@ def test_the_server_ends_with_its_gate() -> None:
     assert process.exitcode == 0
 
 
+def test_ports_are_free_when_who_listened_is_gone(tmp_path: Path) -> None:
+    """The server is forked from one that has its address already."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(tmp_path / "address"))
+        unix.listen()
+        checks = ForkServer(make_check, SECONDS)
+        grammars = GrammarGate(checks, SECONDS)
+        assert "wrong" in reason(grammars, "wrong")
+        address = listening.getsockname()
+    socket.create_server(address).close()
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+        client.connect(str(tmp_path / "address"))
+    assert "wrong" in reason(grammars, "wrong, too")
+    checks.close()
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -233,3 +252,25 @@ def test_vllms_engine_gets_requests_through_the_gate(monkeypatch: pytest.MonkeyP
     answer = asyncio.run(engine.add_request("1", "text", "params", more=3))
     assert answer == "1 text params 3"
     assert opened == [("config", "one"), "params"]
+
+
+def test_engines_get_schemas_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have no integers beyond 64 bits; what nests too deep stays as it is."""
+
+    class Engine:
+        def __init__(self, vllm_config: Any) -> None:
+            pass
+
+        async def add_request(self, request_id: str, prompt: str, params: Any) -> Any:
+            return params.structured_outputs.json
+
+    monkeypatch.setattr(gate, "gate_of", lambda _config: None)
+    gate.install(Engine)
+    engine = Engine("config")
+
+    def handed_on(schema: dict[str, Any]) -> Any:
+        params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+        return asyncio.run(engine.add_request("1", "text", params))
+
+    assert handed_on({"maximum": 10**30}) == json.dumps({"maximum": 10**30})
+    assert isinstance(handed_on(nested(20_000)), dict)

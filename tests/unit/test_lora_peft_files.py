@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rbln_vllm.lora.config import RBLNLoRAAdapterConfig, RBLNLoRAConfig
 from rbln_vllm.lora.fit import AdapterError
-from rbln_vllm.lora.peft_files import PeftAdapter, read_adapters
+from rbln_vllm.lora.peft_files import PeftAdapter, check_settings, read_adapters
 from rbln_vllm.lora.shape import AdapterShape
 from rbln_vllm.toolchain import AdaptedModule
 
@@ -151,8 +151,10 @@ def test_settings_that_programs_cannot(
             "torch.int32",
         ),
         (lambda t: t.update({"x.lora_A.weight": torch.zeros(4, 4)}), "changes x, which this model"),
+        (lambda t: t[f"{Q}.lora_A.weight"].fill_(math.nan), "q_proj: its weights hold NaN"),
+        (lambda t: t[f"{Q}.lora_B.weight"][-1, -1:].fill_(math.inf), "hold NaN or infinity"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_weights_that_do_not_fit(tmp_path: Path, change: Change, words: str) -> None:
     weights = tensors()
@@ -169,6 +171,26 @@ def test_ranks_at_the_edge(tmp_path: Path, rank: int) -> None:
         return
     with pytest.raises(AdapterError, match=f"rank {rank} is above {MOST}: raise --max-lora-rank"):
         adapter.parts(ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"r": "4"}, "r '4' is no number"),
+        ({"lora_alpha": [8]}, r"lora_alpha \[8\] is no number"),
+        ({"lora_alpha": math.nan}, "lora_alpha nan is no number"),
+        ({"peft_type": "IA3"}, "PEFT's type IA3"),
+        ({"alpha_pattern": {"(": 1}}, "is no pattern"),
+    ],
+    ids=str,
+)
+def test_settings_are_checked_before_vllm_reads_them(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    check_settings("mine", saved(tmp_path))
+    check_settings("mine", saved(tmp_path, r=None, lora_alpha=None))
+    with pytest.raises(AdapterError, match=words):
+        check_settings("mine", saved(tmp_path, **settings))
 
 
 def test_weights_of_another_rank_than_the_settings(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from vllm.v1.request import Request
 from rbln_vllm import envs
 from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
 from rbln_vllm.core.drafts import RowSlots, cut_to_pool, cut_to_step
+from rbln_vllm.core.grammar_backends import use_backends_of_requests
 from rbln_vllm.core.grammar_compiles import limit_compile_time
 from rbln_vllm.core.kv_cache.setup import make_manager
 from rbln_vllm.core.kv_cache.step_content import StepContent
@@ -69,6 +70,7 @@ class RBLNScheduler(RefusingScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         limit_compile_time(self.structured_output_manager)
+        use_backends_of_requests(self.structured_output_manager)
         self.chunk_size = chunk_size(self.vllm_config)
         self.turns = TurnPolicy(prefill_run_limit(self.vllm_config))
         self.last_step: StepPlan = EMPTY_STEP

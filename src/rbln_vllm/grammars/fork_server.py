@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def _serve(
 ) -> None:
     other_end.close()
     _stand_alone()
+    _let_go_of_addresses()
     check: Check | None = None
     while True:
         message, (*handles,), _, _ = socket.recv_fds(orders, 1, 1)
@@ -97,6 +99,29 @@ def _stand_alone() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for checks
+
+
+def _let_go_of_addresses() -> None:
+    """A server's socket was inherited: its port must be free as soon as the server is gone.
+
+    Nothing else may get the socket's number, which objects of the server still hold.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if _has_address(number):
+            os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _has_address(number: int) -> bool:
+    """Whether it is a socket bound to a port or to a path; no others have names."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
+            return False
+    except OSError:  # what the numbers were listed with
+        return False
+    with socket.socket(fileno=os.dup(number)) as copy:
+        return bool(copy.getsockname())
 
 
 def _made(make_check: Callable[[], Check]) -> Check:

@@ -8,6 +8,8 @@ takes minutes can only end as an error. Here it is compiled first, in a process 
 import asyncio
 import functools
 import hashlib
+import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
@@ -101,6 +103,17 @@ def gate_of(config: "VllmConfig") -> GrammarGate | None:
     return GrammarGate(ForkServer(make_check, seconds, may_fork=engines_may_fork()), seconds)
 
 
+def _write_schema_as_text(params: object) -> None:
+    """A schema may hold integers beyond 64 bits, which messages to the engine cannot.
+
+    Text can, and the engine makes text of a schema anyway.
+    """
+    constraint = params.structured_outputs if isinstance(params, SamplingParams) else None
+    if constraint is not None and isinstance(constraint.json, dict):
+        with suppress(RecursionError):  # vLLM has a limit for nesting, and words for it
+            constraint.json = json.dumps(constraint.json)
+
+
 def install(engine_class: Any) -> None:
     """Put a gate before vLLM's ``AsyncLLM``, see ``shims.py``."""
     make, add_request = engine_class.__init__, engine_class.add_request
@@ -116,6 +129,7 @@ def install(engine_class: Any) -> None:
     async def admitted(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        _write_schema_as_text(params)
         if self.rbln_gate is not None:
             await self.rbln_gate.admit(params)
         return await add_request(self, request_id, prompt, params, *args, **kwargs)

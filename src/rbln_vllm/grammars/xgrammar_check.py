@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PARSE_SECONDS = 1.0
 """Processor time that reading a grammar may take: vLLM reads it while all other requests wait."""
 
+NO_TEXT = "the grammar allows no text at all: give each of its recursions an end"
+
 
 class XgrammarCheck:
     """Called with what ``given`` has made of a constraint: the reason why it cannot be compiled,
@@ -36,7 +38,10 @@ class XgrammarCheck:
     def __call__(self, given: bytes) -> str:
         params = SamplingParams(structured_outputs=pickle.loads(given))  # from our own process
         began = time.process_time()
-        is_valid = _is_valid(params)
+        try:
+            is_valid = _is_valid(params)
+        except ValueError as error:  # of what never reaches xgrammar's parser
+            return str(error)
         if time.process_time() - began > PARSE_SECONDS:
             return f"the grammar takes more than {PARSE_SECONDS:g} s to read; make it smaller"
         return self._compile(params) if is_valid else ""
@@ -44,10 +49,13 @@ class XgrammarCheck:
     def _compile(self, params: SamplingParams) -> str:
         assert params.structured_outputs is not None
         try:
-            self._backend.compile_grammar(*get_structured_output_key(params.structured_outputs))
+            constraint = get_structured_output_key(params.structured_outputs)
+            grammar = self._backend.compile_grammar(*constraint)
         except (MemoryError, RuntimeError, TypeError, ValueError) as error:
             return f"the grammar cannot be compiled: {error}"
-        return ""
+        allowed = self._backend.allocate_token_bitmask(1)
+        grammar.fill_bitmask(allowed, 0)
+        return "" if allowed.any() else NO_TEXT
 
 
 def given(constraint: StructuredOutputsParams) -> bytes:

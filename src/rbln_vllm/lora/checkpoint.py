@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading an adapter from disk, and the checks that it fits the model and the programs."""
 
-import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import safetensors
@@ -12,6 +12,7 @@ from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.utils import get_adapter_absolute_path
 
 from rbln_vllm.lora.fit import AdapterError, check_fit
+from rbln_vllm.lora.peft_files import CONFIG_FILE, check_settings, wrong_rank
 from rbln_vllm.lora.slots import LowRank
 from rbln_vllm.lora.stored import StoredAdapters
 from rbln_vllm.toolchain import Adapters
@@ -35,6 +36,9 @@ def load_adapter(
     not fit.
     """
     path, name = get_adapter_absolute_path(request.lora_path), request.lora_name
+    if not (Path(path) / CONFIG_FILE).is_file():
+        raise LoRAAdapterNotFoundError(name, request.lora_path)
+    check_settings(name, Path(path))
     try:
         settings = PEFTHelper.from_local_dir(path, None)
         settings.validate_legal(config)
@@ -46,10 +50,8 @@ def load_adapter(
             device="cpu",
             weights_mapper=mapper,
         )
-    except (FileNotFoundError, NotADirectoryError) as error:
+    except FileNotFoundError as error:
         raise LoRAAdapterNotFoundError(name, request.lora_path) from error
-    except json.JSONDecodeError as error:
-        raise AdapterError(f"adapter {name!r}: adapter_config.json is no JSON: {error}") from error
     except (ValueError, RuntimeError, TypeError, safetensors.SafetensorError) as error:
         raise AdapterError(f"adapter {name!r} ({path}): {error}{_advice(str(error))}") from error
     _check(name, model, adapters)
@@ -94,7 +96,7 @@ def _advice(error: str) -> str:
     if "max_lora_rank" in error:
         return " Raise --max-lora-rank."
     if "expected target modules" in error or "while loading" in error.lower():
-        return " Save the adapter for linears that this model has."
+        return ". Save the adapter for linears that this model has."
     return ""
 
 
@@ -110,3 +112,6 @@ def _check(name: str, model: LoRAModel, adapters: Adapters) -> None:
         )
     matrices = {module: (part.lora_a, part.lora_b) for module, part in model.loras.items()}
     check_fit(name, matrices, adapters)
+    for module, part in model.loras.items():
+        if part.rank != part.lora_a.shape[0]:
+            raise wrong_rank(name, module, part.lora_a.shape[0], part.rank)

@@ -38,7 +38,7 @@ class RBLNLoRAAdapterConfig:
         self._check_identity()
         if self.r is not None and (type(self.r) is not int or self.r < 1):
             raise ValueError(f"adapter {self.lora_name!r}: r {self.r!r} must be 1 or more")
-        if self.lora_alpha is not None and not _is_number(self.lora_alpha):
+        if self.lora_alpha is not None and not is_number(self.lora_alpha):
             raise ValueError(
                 f"adapter {self.lora_name!r}: lora_alpha {self.lora_alpha!r} is no number"
             )
@@ -160,7 +160,8 @@ class RBLNLoRAConfig:
         return {"adapters": adapters, **rank}
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, and not true or false."""
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 

@@ -59,6 +59,8 @@ def _check_matrices(name: str, matrices: Matrices, module: AdaptedModule, most: 
         )
     if rank > most:
         raise AdapterError(f"{where}: rank {rank} is above {most}: raise --max-lora-rank")
+    if not all(bool(m.float().isfinite().all()) for m in (matrices[0], matrices[1])):
+        raise AdapterError(f"{where}: its weights hold NaN or infinity: train or save it again")
 
 
 def _list(names: Collection[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rbln_vllm.lora.config import RBLNLoRAAdapterConfig, RBLNLoRAConfig
+from rbln_vllm.lora.config import RBLNLoRAAdapterConfig, RBLNLoRAConfig, is_number
 from rbln_vllm.lora.fit import AdapterError, Matrices, check_fit
 from rbln_vllm.lora.slots import LowRank
 from rbln_vllm.toolchain import Adapters
@@ -119,14 +119,34 @@ class PeftAdapter:
         """PEFT's factor of a module's product; AdapterError for weights of another rank."""
         wanted = _matching(self.rank_pattern, module) or self.config.r
         if rank != wanted:
-            raise AdapterError(
-                f"adapter {self.name!r}, {module}: its weights have rank {rank}, and its settings "
-                f"say {wanted}: leave out r, or save the adapter again"
-            )
+            raise wrong_rank(self.name, module, rank, wanted)
         alpha = _matching(self.alpha_pattern, module)
         alpha = self.config.lora_alpha if alpha is None else alpha
         assert alpha is not None
         return alpha / (math.sqrt(rank) if self.config.use_rslora else rank)
+
+
+def check_settings(name: str, directory: Path) -> None:
+    """AdapterError for settings that are damaged or ask for what programs cannot, before vLLM,
+    which takes their types for granted, reads them."""
+    own = _settings(name, directory)
+    _check_supported(name, own)
+    _pattern(name, own, "rank_pattern")
+    _pattern(name, own, "alpha_pattern")
+    for key in ("r", "lora_alpha"):
+        value = own.get(key)
+        if value is not None and not is_number(value):
+            raise AdapterError(
+                f"adapter {name!r}: {key} {value!r:.80} is no number (in its {CONFIG_FILE})"
+            )
+
+
+def wrong_rank(name: str, module: str, rank: int, wanted: object) -> AdapterError:
+    """What is said of weights of another rank than the settings have: the scale would be wrong."""
+    return AdapterError(
+        f"adapter {name!r}, {module}: its weights have rank {rank}, and its settings "
+        f"say {wanted}: save it again, with the settings that it was trained with"
+    )
 
 
 def read_adapters(
