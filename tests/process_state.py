@@ -9,14 +9,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# Written by pytest; LMCache's switches, which the plugin sets unless they are set. What begins with
-# an underscore is private to a library, or to the plugin and the engine that it starts next.
-_WRITTEN_ANYWAY = {
-    "PYTEST_CURRENT_TEST",
-    "LMCACHE_TRACK_USAGE",
-    "LMCACHE_DISABLE_BANNER",
-    "LMCACHE_LOG_LEVEL",
-}
+# What tests set for engines and commands. Others appear with the library that sets them.
+_VARIABLES = ("VLLM_", "RBLN_", "HF_", "OMP_", "PYTHON", "XDG_")
 
 State = Mapping[str, Any]
 
@@ -24,10 +18,9 @@ State = Mapping[str, Any]
 def process_state() -> State:
     """By name. What is not imported yet has none, and is not imported here."""
     state: dict[str, Any] = {
-        "environment": {n: v for n, v in os.environ.items() if not _is_written_anyway(n)},
+        "environment": {n: v for n, v in os.environ.items() if n.startswith(_VARIABLES)},
         "working directory": os.getcwd(),
         "sys.argv": list(sys.argv),
-        "sys.path": list(sys.path),
         "logging.disable": logging.root.manager.disable,
     }
     if "vllm.logger" in sys.modules:
@@ -38,10 +31,6 @@ def process_state() -> State:
         state["torch's threads"] = torch.get_num_threads()
         state["torch's gradients"] = torch.is_grad_enabled()
     return state
-
-
-def _is_written_anyway(variable: str) -> bool:
-    return variable.startswith("_") or variable in _WRITTEN_ANYWAY
 
 
 def changes(before: State, after: State) -> list[str]:

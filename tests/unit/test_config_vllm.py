@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -23,9 +26,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in envs.REGISTRY:
-        monkeypatch.delenv(row.name, raising=False)
+def _clean_environment() -> Iterator[None]:
+    """None of our variables; what vLLM writes when a configuration is made goes again."""
+    with patch.dict(os.environ):
+        for row in envs.REGISTRY:
+            os.environ.pop(row.name, None)
+        yield
 
 
 def _vllm_config(options: RBLNConfig) -> VllmConfig:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layers that emit one operator compute what vLLM's own layers do."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -41,7 +43,8 @@ TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 3e-2}
 @pytest.fixture(autouse=True)
 def vllm_config() -> Iterator[None]:
     """vLLM's layers ask the current configuration how to run."""
-    config = VllmConfig()
+    with patch.dict(os.environ):  # vLLM writes variables for processes that it would start
+        config = VllmConfig()
     config.compilation_config.custom_ops = ["none"]
     with set_current_vllm_config(config):
         yield

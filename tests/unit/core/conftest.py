@@ -4,6 +4,7 @@
 import json
 import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,7 +20,13 @@ from tests.unit.core.harness import BASE_MODEL, SchedulerFactory
 def build(tmp_path_factory: pytest.TempPathFactory) -> SchedulerFactory:
     """Returns a factory of real schedulers; see ``SchedulerFactory`` for its options."""
     model_dir = _write_model(tmp_path_factory.mktemp("model"))
-    config = VllmConfig(
+    with patch.dict(os.environ):  # vLLM writes variables for processes that it would start
+        config = _config(model_dir)
+    return SchedulerFactory(config)
+
+
+def _config(model_dir: Path) -> VllmConfig:
+    return VllmConfig(
         model_config=ModelConfig(model=str(model_dir), skip_tokenizer_init=True, dtype="float32"),
         cache_config=CacheConfig(block_size=32),
         scheduler_config=SchedulerConfig(
@@ -28,7 +35,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> SchedulerFactory:
             async_scheduling=False,
         ),
     )
-    return SchedulerFactory(config)
 
 
 def _write_model(directory: Path) -> Path:
