@@ -45,11 +45,7 @@ class RBLNConfigBase(BaseModel):
     ] = 1
     use_custom_sampler: Annotated[
         bool,
-        Option(
-            "Sample on the device; off: vLLM's sampler on the host.",
-            hashed=False,
-            note="both values use vLLM's sampler on the host: the device sampler is not built yet",
-        ),
+        Option("Take tokens from sampler programs; off: from vLLM's sampler.", hashed=False),
     ] = True
     sub_block_size: Annotated[
         PositiveInt | None,
