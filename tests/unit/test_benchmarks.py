@@ -1,39 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's own arithmetic, tables, and care for the processes it starts."""
+"""The benchmark's own arithmetic, and how its engines take turns."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import drivers, plan, plots, report, serving, sharing, systems
+from benchmarks import drivers, plan, serving, sharing, systems
 from benchmarks.costs import Limits, ModelShape, Work, shape_from_config
-from benchmarks.drivers import Driver, EngineError
+from benchmarks.drivers import EngineError
 from benchmarks.engines.protocol import Settings, execute
 from benchmarks.limits import best
 from benchmarks.measure import Notes, Session, rotated, take_rounds
 from benchmarks.models import RANDOM_CONFIG
-from benchmarks.probes import ContextStep, DecodeStep, Prefill, describe
+from benchmarks.probes import ContextStep, DecodeStep, Prefill
 from benchmarks.systems import SYSTEMS, System
-
-SMOLLM2 = {
-    "num_hidden_layers": 30,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
-}
-LIMITS = Limits(bytes_per_s=80e9, flop_per_s=900e9)
+from tests.unit.benchmark_sizes import LIMITS, SMOLLM2
 
 
 class TestCosts:
@@ -194,137 +180,6 @@ class TestRounds:
         assert rotated([], 1) == []
 
 
-def section(samples: dict[str, Any], probes: list[Any]) -> dict[str, Any]:
-    shape = shape_from_config(SMOLLM2)
-    return {
-        "probes": [describe(probe, shape) for probe in probes],
-        "samples": samples,
-        "systems": {name: {} for name in next(iter(samples.values()))},
-        "memory_mib": {"ours": 1500},
-        "limits": [{"read_gb_s": 80, "matrix_gflop_s": 900, "matrix_kind": "bf16"}],
-    }
-
-
-class TestReport:
-    row = report.Row("step", False, Work(80e6, 1, 1), {"ours": [2, 4, None], "openvino": [6, 4, 9]})
-
-    def test_medians_and_ratios_use_the_rounds_that_have_both(self) -> None:
-        assert self.row.median("ours") == 3
-        assert self.row.median("vllm_cpu") is None
-        assert self.row.ratios("openvino") == [3, 1]
-
-    def test_a_time_below_zero_has_no_ratio_and_no_share(self) -> None:
-        row = report.Row("step", False, Work(1, 1, 1), {"ours": [-2, 4], "openvino": [6, 8]})
-        assert row.ratios("openvino") == [2]
-        below = report.Row("step", False, Work(1, 1, 1), {"ours": [-2]})
-        assert below.share("ours", LIMITS) is None
-
-    def test_rates_turn_ratios_and_shares_round(self) -> None:
-        rate = report.Row("rate", True, Work(80e9, 1, 1000), {"ours": [500.0], "openvino": [250.0]})
-        assert rate.ratios("openvino") == [2]
-        assert rate.at_limit(LIMITS) == 1000
-        assert rate.share("ours", LIMITS) == 0.5
-        assert self.row.at_limit(LIMITS) == pytest.approx(1)
-        assert self.row.share("ours", LIMITS) == pytest.approx(1 / 3)
-
-    def test_comparison(self) -> None:
-        data = section(
-            {"decode_b1": {"ours": [5.0, 7.0], "openvino": [10.0, 14.0]}}, [DecodeStep(1)]
-        )
-        assert report.comparison(data).splitlines() == [
-            "|  | limit | rbln-vllm | OpenVINO GenAI |",
-            "| --- | --- | --- | --- |",
-            "| decode step, batch 1 (ms) | 3.42 | **6.00** (57 % of limit) "
-            "| 12.0 (2.00x; 2.0 to 2.0) |",
-            "| memory after that (MiB) | - | 1,500 | - |",
-        ]
-
-    def test_comparison_without_limits_or_ours(self) -> None:
-        data = section({"decode_b1": {"ours": [None], "openvino": [10.0]}}, [DecodeStep(1)])
-        assert report.comparison({**data, "limits": []}).splitlines()[-2] == (
-            "| decode step, batch 1 (ms) | - | **-** (- of limit) | 10.0 |"
-        )
-
-    def test_limits_are_those_of_the_section(self) -> None:
-        slow = section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)])
-        slow["limits"] = [
-            {"read_gb_s": rate, "matrix_gflop_s": 9, "matrix_kind": "x"} for rate in (20, 40)
-        ]
-        found = report.tables(
-            {
-                "sections": {
-                    "decode": slow,
-                    "large": section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)]),
-                }
-            }
-        )
-        assert found["limits"] == (
-            "Limits: decode reading 40 GB/s, x 9 GFLOP/s; large reading 80 GB/s, bf16 900 GFLOP/s."
-        )
-        assert report.limits_of(slow) == Limits(40e9, 9e9)
-
-    def test_growth_is_paired_within_rounds(self) -> None:
-        probes = [ContextStep(128), ContextStep(4096)]
-        data = section(
-            {"context_128": {"ours": [4.0, 9.0]}, "context_4096": {"ours": [6.0, 11.0]}}, probes
-        )
-        last = report.growth(data).splitlines()[-1]
-        assert last == "| batch 1, context 4,096 | 1.14 | 2.00 (57 % of bandwidth) |"
-
-    def test_starts(self) -> None:
-        rows = [
-            {"kind": "cold", "start_seconds": 9, "ready_seconds": 12, "memory_mib": 700},
-            {"kind": "warm", "start_seconds": 4, "ready_seconds": 7, "memory_mib": 900},
-        ]
-        last = report.starts({"starts": {"ours": rows}}).splitlines()[-1]
-        assert last == "| rbln-vllm | 9.00 | 12.0 | 4.00 | 7.00 | 800 |"
-
-    def test_serving_and_sharing(self) -> None:
-        keys = ("ttft_ms", "ttft_p99_ms", "tpot_ms", "tpot_p99_ms", "tokens_per_s")
-        figures = dict(zip(keys, (30, 50, 5, 6, 190), strict=True))
-        table = report.serving({"loads": {"8": {"ours": [figures], "vllm_cpu": []}}})
-        assert table.splitlines()[2:] == [
-            "| 8 | rbln-vllm | 30.0 | 50.0 | 5.00 | 6.00 | 190 |",
-            "| 8 | vLLM CPU | - | - | - | - | - |",
-        ]
-        shared = {"alone_tokens_per_s": [100], "together_tokens_per_s": [[40, 50]], "shares": [0.9]}
-        assert report.sharing(shared).splitlines()[-1] == "| 100 | 40.0 + 50.0 | 90 % |"
-        assert report.sharing({}) == "not measured"
-
-    def test_tables_of_a_whole_run(self) -> None:
-        decode = section({"decode_b1": {"ours": [5.0]}}, [DecodeStep(1)])
-        found = report.tables({"sections": {"decode": decode, "sharing": {}}})
-        assert set(found) == {"limits", "peers", "sharing"}
-        assert found["limits"] == "Limits: decode reading 80 GB/s, bf16 900 GFLOP/s."
-        assert "not measured" in report.limits_text({"sections": {}})
-
-    def test_only_what_stands_between_markers_is_replaced(self) -> None:
-        page = "a\n<!-- peers -->\nold\n<!-- end peers -->\nb\n<!-- limits -->\nno end"
-        filled = report.fill(page, {"peers": "new", "limits": "x", "absent": "y"})
-        assert filled == page.replace("old", "new")
-        assert report.fill(filled, {"peers": "new"}) == filled
-
-    def test_uneven_table_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="as many cells"):
-            report.markdown_table(["a", "b"], [["1"]])
-
-    def test_numbers(self) -> None:
-        shown = [report.number(value) for value in (None, 0.123, 45.67, -3.0, 12345.6)]
-        assert shown == ["-", "0.12", "45.7", "-3.00", "12,346"]
-
-    def test_series_of_a_plot(self) -> None:
-        data = section(
-            {
-                "decode_b1": {"ours": [4.0]},
-                "decode_b8": {"ours": [None]},
-                "prefill_9": {"ours": [1]},
-            },
-            [DecodeStep(1), DecodeStep(8), Prefill(9)],
-        )
-        found = plots.series(report.rows_of(data), "decode_b", lambda row: row.median("ours"))
-        assert found == ([1], [4.0])
-
-
 class TestParts:
     def test_client_result(self) -> None:
         result = {name: 1.234 for name in serving.FIGURES.values()}
@@ -349,88 +204,5 @@ class TestParts:
         assert "make peers" in missing
 
 
-CHILD = """
-import json, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-def answer(**content): print(json.dumps(content), flush=True)
-answer(ready=True, child=child.pid)
-for line in sys.stdin:
-    command = json.loads(line)
-    if command["command"] == "die":
-        print("reason of death", file=sys.stderr)
-        sys.exit(3)
-    if command["command"] == "answer":
-        answer(got=command["value"])
-"""
-
-
-@dataclass(frozen=True)
-class ScriptSystem(System):
-    """A system whose driver is a script given here."""
-
-    script: str = CHILD
-
-    def command(self, settings: str) -> list[str]:
-        return [sys.executable, "-S", "-c", self.script]
-
-
-def state(pid: int) -> str:
-    """One letter as in ps, or nothing when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def wait_for_state(pid: int, *expected: str) -> None:
-    """Wait until it is in one of these states."""
-    end = time.monotonic() + 60
-    while (found := state(pid)) not in expected:
-        assert time.monotonic() < end, f"process {pid} is {found!r}, not one of {expected}"
-        time.sleep(0.005)
-
-
-class TestDriver:
-    @pytest.fixture
-    def driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-        monkeypatch.setattr(drivers, "LOGS", tmp_path)
-        system = ScriptSystem("script", "Script", "ours", "hf")
-        return Driver(system, Settings("m", 1, 1, 1), seconds=60)
-
-    def test_engine_is_stopped_while_it_is_not_asked(self, driver: Driver) -> None:
-        with driver:
-            child = driver.about["child"]
-            wait_for_state(child, "T")
-            assert driver.ask("answer", value=7) == {"got": 7}
-            driver.send("wait")
-            wait_for_state(child, "S")
-        wait_for_state(child, "", "Z")
-
-    def test_answer_that_does_not_come(self, driver: Driver) -> None:
-        with driver:
-            driver.send("wait")
-            with pytest.raises(EngineError, match="Script has given no answer for 0 s"):
-                driver.receive(0.05)
-
-    def test_driver_that_dies_tells_why_and_leaves_nobody(self, driver: Driver) -> None:
-        with driver:
-            child = driver.about["child"]
-            with pytest.raises(EngineError, match="Script has ended\nreason of death"):
-                driver.ask("die")
-        wait_for_state(child, "", "Z")
-
-    def test_memory_counts_the_whole_group(self, driver: Driver) -> None:
-        with driver:
-            assert driver.about["memory_mib"] > 0
-
-
 def test_settings_row_is_plain_data() -> None:
     assert json.loads(json.dumps(asdict(plan.SMALL)))["max_num_seqs"] == 32
-
-
-def test_group_that_ignores_its_end_is_killed() -> None:
-    script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
-    os.killpg(process.pid, signal.SIGSTOP)
-    drivers.end_stopped_group(process, grace=0.05)
-    assert process.returncode == -signal.SIGKILL

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running artifacts: devices, executables, the reference executor."""
+"""Running artifacts: executables, the native and the reference executor."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner: conducts a step through programs. Batch state and sampling are vLLM's."""
+"""The runner: conducts a step through programs. Batch state and logits processing are vLLM's."""
 
 import gc
 import multiprocessing

@@ -20,7 +20,7 @@ from rbln_vllm.worker.speculation.speculation import (
     drafts_after,
     warn_of_idle_drafts,
 )
-from tests.unit.worker.test_sampler import Adapter, bias
+from tests.unit.worker.sampling import Adapter, bias
 
 TWO = np.arange(2)
 INPUTS = StepInputs(TWO, TWO, TWO, np.ones(2, int), np.ones((2, 1), int))
