@@ -20,7 +20,8 @@ class System:
 
     `driver` is a module below `benchmarks/engines`; `environment` a folder that `peers.py` fills,
     or empty for the interpreter that runs the benchmark; `model_format` a key of
-    `models.FORMATS`; `comparable` says whether weights and precision are the same as ours.
+    `models.MAKERS`, or "hf" for the model as it is; `comparable` says whether weights and precision
+    are the same as ours.
     """
 
     name: str
