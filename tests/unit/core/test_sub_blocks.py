@@ -1,47 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix hits inside a block: lengths, what keeps entries apart, refusals, tight pools."""
+"""Prefix hits inside a block: lengths, refusals, tight pools."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from vllm.lora.request import LoRARequest
-from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.utils.hashing import get_hash_fn_by_name, sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
 from vllm.v1.metrics.stats import PrefixCacheStats
 
-from rbln_vllm.core.kv_cache.chain import HashChain, SubBlockHasher, canonical
 from rbln_vllm.core.kv_cache.copies import KVCopy
 from rbln_vllm.core.scheduler import RBLNAsyncScheduler, RBLNScheduler
-from tests.unit.core.cache_driver import CacheDriver, names_of
 from tests.unit.core.harness import Driver, SchedulerFactory, make_request, prompt_of
+from tests.unit.core.hits import BLOCK, CHUNK, MAX_LEN, SUB, driver_of, hit_of, run_alone
 
-BLOCK, SUB, CHUNK, MAX_LEN = 16, 4, 8, 64
 EDGES = sorted(
     {1, SUB - 1, SUB, SUB + 1, CHUNK - 1, CHUNK, CHUNK + 1, BLOCK - 1, BLOCK, BLOCK + 1}
     | {2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, MAX_LEN - 2, MAX_LEN - 1}
 )
-
-
-def driver_of(build: SchedulerFactory, **options: Any) -> CacheDriver:
-    defaults = {"block": BLOCK, "sub_block": SUB, "chunk": CHUNK, "max_len": MAX_LEN}
-    return CacheDriver(build(prefix=True, events=True, **(defaults | options)))
-
-
-def run_alone(driver: Driver, request_id: str, prompt: list[int], **options: Any) -> Any:
-    request = driver.add(request_id, prompt, **({"max_tokens": 1} | options))
-    driver.run()
-    driver.check_text(request_id)
-    return request
-
-
-def hit_of(driver: CacheDriver, request_id: str, prompt: list[int], **options: Any) -> int:
-    """Runs a request alone and returns the tokens it found cached."""
-    run_alone(driver, request_id, prompt, **options)
-    return driver.hits[-1]
 
 
 # -- lengths ---------------------------------------------------------------------------------
@@ -153,84 +128,6 @@ def test_usage_reports_the_cached_tokens(build: SchedulerFactory) -> None:
     assert request.prefill_stats.num_local_cached_tokens == 28
 
 
-# -- what keeps entries apart ----------------------------------------------------------------
-
-
-def image(identifier: str, offset: int) -> MultiModalFeatureSpec:
-    place = PlaceholderRange(offset=offset, length=3)
-    return MultiModalFeatureSpec(None, "image", identifier, place)
-
-
-EXTRAS: dict[str, dict[str, Any]] = {
-    "salt": {"cache_salt": "a"},
-    "other salt": {"cache_salt": "b"},
-    "adapter": {"lora_request": LoRARequest("one", 1, "/one")},
-    "adapter of that name, another version": {"lora_request": LoRARequest("one", 1, "/two")},
-    "image": {"mm_features": [image("cat", 1)]},
-    "other image": {"mm_features": [image("dog", 1)]},
-    "image elsewhere": {"mm_features": [image("cat", 2)]},
-    "none": {},
-}
-
-
-def chain_of(tokens: list[int], count: int, size: int = SUB, **options: Any) -> HashChain:
-    chain = HashChain()
-    request = make_request("r", tokens, block=BLOCK, **options)
-    SubBlockHasher(size, sha256).extend(chain, request, count)
-    return chain
-
-
-def test_extra_keys_give_every_sub_block_another_name(build: SchedulerFactory) -> None:
-    chains = {name: chain_of(prompt_of(12), 3, **extra) for name, extra in EXTRAS.items()}
-    for index in range(3):
-        assert len({chain.hashes[index] for chain in chains.values()}) == len(EXTRAS)
-
-
-@pytest.mark.parametrize("name", ["salt", "other salt", "none"])
-def test_extra_keys_are_part_of_the_lookup(build: SchedulerFactory, name: str) -> None:
-    driver = driver_of(build)
-    salted = driver.add("salted", prompt_of(12), max_tokens=1, cache_salt="a")
-    other = make_request("other", prompt_of(12), block=BLOCK, **EXTRAS[name])
-    while not salted.is_finished():  # the model of the driver knows no salts
-        output = driver.scheduler.schedule()
-        driver.scheduler.update_from_output(output, driver.runner.execute(output))
-    hit = driver.manager.get_computed_blocks(other)[1]
-    assert hit == (8 if name == "salt" else 0)
-
-
-def test_names_are_those_of_vllm_with_blocks_of_that_size(build: SchedulerFactory) -> None:
-    """So a router that hashes as vLLM does needs to know the size only."""
-    init_none_hash(sha256)
-    for extra in EXTRAS.values():
-        request = make_request("r", prompt_of(40), block=SUB, **extra)
-        assert chain_of(prompt_of(40), 10, **extra).hashes == request.block_hashes
-    assert chain_of(prompt_of(40), 10).hashes == names_of(tuple(prompt_of(40)), SUB)
-    assert get_request_block_hasher(SUB, sha256)(request) == []
-
-
-def test_names_are_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recorded in another process, without PYTHONHASHSEED."""
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    init_none_hash(sha256)
-    name = chain_of(list(range(8)), 2, cache_salt="s").hashes[1]
-    assert name.hex() == "b151908db6c8e5e283040321b265762c8faa34fcce6e7016f85166966b72ef9b"
-
-
-def test_equal_strings_are_one_object() -> None:
-    parts = [("mm", "".join(["c", "at"]), 0), ("mm", "".join(["ca", "t"]), 4)]
-    once = canonical((("mm", "cat", 0), ("mm", "cat", 4)))
-    assert sha256(tuple(parts)) != sha256((("mm", "cat", 0), ("mm", "cat", 4)))
-    assert sha256(canonical(tuple(parts))) == sha256(once)
-    assert canonical(None) is None
-
-
-def test_a_chain_needs_tokens() -> None:
-    with pytest.raises(ValueError, match="fewer than 4 sub-blocks"):
-        chain_of(prompt_of(15), 4)
-    with pytest.raises(ValueError, match="at least 1 token"):
-        SubBlockHasher(0, get_hash_fn_by_name("sha256"))
-
-
 # -- what is not offered ---------------------------------------------------------------------
 
 
@@ -321,89 +218,6 @@ def test_rejected_drafts_are_not_offered(build: SchedulerFactory) -> None:
     driver.manager.commit(request)
     assert driver.manager.index.count(1) == 1
     driver.run()
-
-
-# -- beside a connector ----------------------------------------------------------------------
-
-
-class Connector:
-    """A store that holds ``tokens`` beyond what is local, as the scheduler sees it."""
-
-    supports_divergent_local_hybrid_hits = False
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self.asked: list[int] = []
-
-    def get_num_new_matched_tokens(self, request: Any, local: int) -> tuple[int, bool]:
-        self.asked.append(local)
-        return self.tokens, False
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external: int) -> None:
-        self.loaded = num_external
-
-    def build_connector_meta(self, output: Any) -> None:
-        """Nothing for the worker."""
-
-
-@pytest.mark.parametrize("external", [0, SUB, 12, 13, BLOCK])
-def test_the_longer_of_copy_and_load_wins(build: SchedulerFactory, external: int) -> None:
-    """16 + 12 tokens are here, 16 + ``external`` in a store; at a tie nothing is loaded."""
-    driver = driver_of(build)
-    run_alone(driver, "cold", prompt_of(30))
-    scheduler = driver.scheduler
-    driver.add("warm", prompt_of(34))
-    scheduler.connector = Connector(external)
-    output = scheduler.schedule()
-    assert scheduler.connector.asked == [BLOCK]
-    loaded = external > 12
-    assert scheduler.connector.loaded == (external if loaded else 0)
-    assert output.scheduled_new_reqs[0].num_computed_tokens == BLOCK + max(external, 12)
-    copies = output.kv_cache_block_copies
-    assert copies is None if loaded else [copy.num_tokens for copy in copies] == [12]
-
-
-def test_a_load_under_way_is_not_offered(build: SchedulerFactory) -> None:
-    """Not while it runs, and not by the abort of its request; but when it has come."""
-    manager = driver_of(build).manager
-    probe = make_request("probe", prompt_of(30), block=BLOCK)
-    for arrives in (False, True):
-        request = make_request("loads", prompt_of(30), block=BLOCK)
-        manager.allocate_slots(request, 0, num_external_computed_tokens=29, delay_cache_blocks=True)
-        request.num_computed_tokens = 29
-        manager.commit(request)
-        assert manager.get_computed_blocks(probe)[1] == 0
-        if arrives:
-            manager.cache_blocks(request, 29)
-        manager.free(request)
-        assert manager.get_computed_blocks(probe)[1] == (28 if arrives else 0)
-
-
-def test_a_failed_load_is_taken_back(build: SchedulerFactory) -> None:
-    manager = driver_of(build).manager
-    request = make_request("r", prompt_of(30), block=BLOCK)
-    manager.allocate_slots(request, 30)
-    request.num_computed_tokens = 29
-    manager.commit(request)
-    manager.evict_blocks({2})
-    request.num_computed_tokens = BLOCK  # the second block turned out to be bad
-    manager.commit(request)
-    probe = make_request("probe", prompt_of(30), block=BLOCK)
-    assert manager.get_computed_blocks(probe)[1] == BLOCK
-    request.num_computed_tokens = 24  # computed again
-    manager.commit(request)
-    assert manager.get_computed_blocks(probe)[1] == 24
-
-
-def test_a_request_resumed_beside_a_connector_takes_whole_blocks(build: SchedulerFactory) -> None:
-    driver = driver_of(build)
-    run_alone(driver, "cold", prompt_of(30))
-    settings = driver.manager._settings
-    driver.manager._settings = replace(settings, has_connector=True)
-    probe = make_request("probe", prompt_of(30), block=BLOCK)
-    assert driver.manager.get_computed_blocks(probe)[1] == 28
-    probe.num_preemptions = 1
-    assert driver.manager.get_computed_blocks(probe)[1] == BLOCK
 
 
 # -- other layers ----------------------------------------------------------------------------
