@@ -99,7 +99,7 @@ class RblnPlatform(CpuPlatform):
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Refuse what cannot be served and settle sizes; runs again in the engine process."""
-        from rbln_vllm import sub_blocks
+        from rbln_vllm.core.kv_cache import rules as sub_block_rules
         from rbln_vllm.optimum import serving
         from rbln_vllm.pooling import rules as pooling_rules
         from rbln_vllm.startup import engine_rules, schedule_ahead
@@ -111,7 +111,7 @@ class RblnPlatform(CpuPlatform):
         engine_rules.refuse_unbuilt(vllm_config)
         pooling_rules.settle_pooling(vllm_config)
         engine_rules.settle_block_size(vllm_config, profile)
-        sub_blocks.check_prefix_caching(vllm_config)
+        sub_block_rules.check_prefix_caching(vllm_config)
         block_size = vllm_config.cache_config.block_size
         executor = vllm_config.parallel_config.distributed_executor_backend
         schedules_ahead = schedule_ahead.may_schedule_ahead(vllm_config)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rbln_vllm.config import RBLNConfig
+from rbln_vllm.core.kv_cache.rules import SubBlockRules, check_prefix_caching, is_seeded_per_process
 from rbln_vllm.devices import HOST, PROFILES
-from rbln_vllm.sub_blocks import SubBlockRules, check_prefix_caching, is_seeded_per_process
 
 CR03, CR13 = PROFILES["RBLN-CR03"], PROFILES["RBLN-CR13"]
 NPU = SubBlockRules(explicit=None, enabled=True, chunk=512, block_size=8192, profile=CR03)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from rbln_vllm import envs
+from rbln_vllm.core.kv_cache.rules import sub_block_rules
 from rbln_vllm.pooling.config import is_pooling
-from rbln_vllm.sub_blocks import sub_block_rules
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import (
 
 from rbln_vllm.core.kv_cache.chain import SubBlockHasher
 from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager, SubBlockSettings
-from rbln_vllm.sub_blocks import sub_block_rules
+from rbln_vllm.core.kv_cache.rules import sub_block_rules
 
 logger = init_logger(f"vllm.{__name__}")
 
