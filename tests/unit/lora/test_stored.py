@@ -21,7 +21,7 @@ from rbln_vllm.optimum.options import RBLNModelConfig
 from rbln_vllm.optimum.request import check_same
 from rbln_vllm.toolchain import AdaptedModule, FileEntry, host_toolchain
 from tests.unit.host.programs import scale_program
-from tests.unit.test_optimum_directory import CONFIG, LAYERS
+from tests.unit.optimum.test_directory import CONFIG, LAYERS
 
 MODULES = (
     AdaptedModule("layers.0.q_proj", "layers.0.q_proj.weight", 8, 20),

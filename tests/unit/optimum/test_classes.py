@@ -54,7 +54,7 @@ def test_a_row_is_a_class_an_auto_choice_and_a_documented_line(row: Architecture
     assert check_architecture([row.name]) is row
     request = ImplRequest("auto", {}, None, None, "m", lambda: [row.name], HOST)
     assert decide(request).impl == "transformers"
-    page = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "architectures.md").read_text()
     assert f"`{row.class_name}`" in page
 
 

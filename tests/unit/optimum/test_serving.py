@@ -17,8 +17,8 @@ from rbln_vllm.optimum.serving import (
     take_over,
     upstream_rank,
 )
-from tests.unit.test_lora_stored import parts_of, write
-from tests.unit.test_optimum_directory import change, compiled
+from tests.unit.lora.test_stored import parts_of, write
+from tests.unit.optimum.test_directory import change, compiled
 
 __all__ = ["compiled"]  # a fixture
 TAKEN = "in the compiled model, not {}: the compiled model's value is used"

@@ -9,7 +9,7 @@ from rbln_vllm.config.schema import CONFIG_CLASSES
 from rbln_vllm.devices import PROFILES
 from tests.unit.markdown import assert_rows_fit
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 
 def test_the_page_is_what_the_code_says() -> None:

@@ -180,11 +180,11 @@ def results(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     ours = {row.name for row in envs.REGISTRY} | {"VLLM_PLUGINS", "VLLM_TARGET_DEVICE"}
     environment = {name: value for name, value in os.environ.items() if name not in ours}
     environment["VLLM_CACHE_ROOT"] = str(tmp_path_factory.mktemp("cache"))
-    code = "from tests.unit.test_cli_programs import run_commands; run_commands()"
+    code = "from tests.unit.cli.test_programs import run_commands; run_commands()"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tiny_llama_dir)],
         env=environment,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,

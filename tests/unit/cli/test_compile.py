@@ -13,7 +13,7 @@ from rbln_vllm.cli.main import main
 from rbln_vllm.optimum.compiling import CompileJob
 from rbln_vllm.optimum.directory import CompiledDirectory
 from rbln_vllm.optimum.plan import plan_compile
-from tests.unit.test_optimum_directory import COMMAND, compiled
+from tests.unit.optimum.test_directory import COMMAND, compiled
 
 __all__ = ["compiled"]  # a fixture
 

@@ -19,7 +19,7 @@ from benchmarks.measure import Notes, Session, rotated, take_rounds
 from benchmarks.models import RANDOM_CONFIG
 from benchmarks.probes import ContextStep, DecodeStep, Prefill
 from benchmarks.systems import SYSTEMS, System
-from tests.unit.benchmark_sizes import LIMITS, SMOLLM2
+from tests.unit.benchmarks.sizes import LIMITS, SMOLLM2
 
 
 class TestCosts:

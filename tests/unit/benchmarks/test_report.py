@@ -10,7 +10,7 @@ import pytest
 from benchmarks import plots, report
 from benchmarks.costs import Limits, Work, shape_from_config
 from benchmarks.probes import ContextStep, DecodeStep, Prefill, describe
-from tests.unit.benchmark_sizes import LIMITS, SMOLLM2
+from tests.unit.benchmarks.sizes import LIMITS, SMOLLM2
 
 
 def section(samples: dict[str, Any], probes: list[Any]) -> dict[str, Any]:
