@@ -19,7 +19,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from rbln_vllm.core.kv_cache.manager import SubBlockKVCacheManager
 from rbln_vllm.core.scheduler import RBLNScheduler
-from tests.unit.core.harness import NULL_BLOCK, Driver, FakeRunner
+from tests.unit.core.fake_runner import NULL_BLOCK, FakeRunner
+from tests.unit.core.harness import Driver
 
 Tokens = tuple[int, ...]
 

@@ -10,7 +10,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from rbln_vllm.core.scheduler import RBLNScheduler
 from rbln_vllm.core.step import StepKind, StepPlan
-from tests.unit.core.harness import VOCAB, Driver, FakeRunner, sample
+from tests.unit.core.fake_runner import VOCAB, FakeRunner, sample
+from tests.unit.core.harness import Driver
 
 
 class DraftingRunner(FakeRunner):

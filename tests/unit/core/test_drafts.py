@@ -12,7 +12,8 @@ from rbln_vllm.core.drafts import cut_to_blocks, cut_to_step
 from rbln_vllm.core.limits import blocks_for
 from rbln_vllm.core.step import StepKind
 from tests.unit.core.drafting import DraftingDriver
-from tests.unit.core.harness import SchedulerFactory, expected_tokens, prompt_of, sample
+from tests.unit.core.fake_runner import sample
+from tests.unit.core.harness import SchedulerFactory, expected_tokens, prompt_of
 from tests.unit.core.test_random_traffic import MAX_LEN, random_options, traffic
 
 
