@@ -21,6 +21,7 @@ ATTENTION_BACKEND = "rbln_vllm.models.attention.PagedAttentionBackend"
 WORKER = "rbln_vllm.worker.worker.RBLNWorker"
 SCHEDULER = "rbln_vllm.core.scheduler.RBLNScheduler"
 ENCODER_SCHEDULER = "rbln_vllm.core.encoder_scheduler.EncoderScheduler"
+ASYNC_ENCODER_SCHEDULER = "rbln_vllm.core.encoder_scheduler.AsyncEncoderScheduler"
 ASYNC_SCHEDULER = "rbln_vllm.core.scheduler.RBLNAsyncScheduler"
 IR_PROVIDER = "rbln"
 
@@ -147,9 +148,10 @@ class RblnPlatform(CpuPlatform):
 
     @classmethod
     def _scheduler(cls, vllm_config: "VllmConfig") -> str:
+        is_ahead = vllm_config.scheduler_config.async_scheduling
         if is_encoder_only(vllm_config.model_config):
-            return ENCODER_SCHEDULER
-        return ASYNC_SCHEDULER if vllm_config.scheduler_config.async_scheduling else SCHEDULER
+            return ASYNC_ENCODER_SCHEDULER if is_ahead else ENCODER_SCHEDULER
+        return ASYNC_SCHEDULER if is_ahead else SCHEDULER
 
     @classmethod
     def _use_our_classes(cls, vllm_config: "VllmConfig") -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -16,8 +17,19 @@ from torch import Tensor
 from vllm import LLM, PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
 
+from rbln_vllm.core.encoder_scheduler import AsyncEncoderScheduler
+from rbln_vllm.executor.overlapped import OverlappedExecutor
 from rbln_vllm.toolchain import host_toolchain
-from tests.engine.engines import core_of, prompt, report, runner_of, started
+from rbln_vllm.worker.pooling.encoder_runner import EncoderRunner
+from tests.engine.engines import (
+    core_of,
+    counted_preemptions,
+    prompt,
+    report,
+    runner_of,
+    settle,
+    started,
+)
 from tests.pooling_models import (
     POSITIONS,
     embedding,
@@ -90,6 +102,15 @@ def check_native(llm: LLM) -> None:
         assert not [f for f in found.fallbacks if "attention" in f.operator], name
 
 
+def assert_idle(llm: LLM) -> None:
+    """No request is left, neither in the scheduler nor in the runner."""
+    settle(llm)
+    scheduler, runner = core_of(llm).scheduler, runner_of(llm)
+    assert not [*scheduler.requests, *scheduler.running, *scheduler.waiting]
+    assert isinstance(runner, EncoderRunner)
+    assert runner._known.keys() <= scheduler.finished_req_ids
+
+
 def prompts_of(lengths: Sequence[int]) -> list[list[int]]:
     return [prompt(length, seed=3) for length in lengths]
 
@@ -113,6 +134,12 @@ def programs_run(llm: LLM) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def bert(engine_environment: None) -> Iterator[LLM]:
     with pooling_engine(pooling_model_dir("BertModel")) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def ahead(engine_environment: None) -> Iterator[LLM]:
+    with pooling_engine(pooling_model_dir("BertModel"), async_scheduling=True) as llm:
         yield llm
 
 
@@ -191,9 +218,13 @@ class TestCompany:
             embed(bert, prompts_of((64, 64, 64, 64)))  # a step has at most 128 tokens
         assert names == ["encoder_b2_q64", "encoder_b2_q64"]
 
-    def test_aborts_leave_the_others_alone(self, bert: LLM) -> None:
-        """Aborted before any step and between steps."""
-        prompts, engine = prompts_of((64, 64, 33, 64, 17, 64)), bert.llm_engine
+    @pytest.mark.parametrize("name", ["bert", "ahead"])
+    def test_aborts_leave_the_others_alone(
+        self, bert: LLM, name: str, request: pytest.FixtureRequest
+    ) -> None:
+        """Aborted before any step and between steps, also while a step is in flight."""
+        llm: LLM = request.getfixturevalue(name)
+        prompts, engine = prompts_of((64, 64, 33, 64, 17, 64)), llm.llm_engine
         expected = [embed(bert, [tokens])[0] for tokens in prompts]
         for victim in range(len(prompts)):
             ids = [
@@ -213,8 +244,59 @@ class TestCompany:
                 found = done.get(f"{victim}/{i}")
                 assert found is not None or i == victim
                 assert found is None or torch.equal(found, vector)
-            scheduler = core_of(bert).scheduler
-            assert not [*scheduler.requests, *scheduler.running, *scheduler.waiting]
+            assert_idle(llm)
+
+
+class TestAhead:
+    def test_on_request(self, bert: LLM, ahead: LLM) -> None:
+        assert isinstance(core_of(ahead).scheduler, AsyncEncoderScheduler)
+        assert isinstance(core_of(ahead).model_executor, OverlappedExecutor)
+        assert not isinstance(core_of(bert).scheduler, AsyncEncoderScheduler)
+        prompts = prompts_of(LENGTHS)
+        assert all(map(torch.equal, embed(ahead, prompts), embed(bert, prompts)))
+
+    def test_preemption_leaves_no_trace(self, ahead: LLM) -> None:
+        """Requests lose a step that is in flight, and are computed again."""
+        prompts, engine = prompts_of((64, 64, 33, 64, 17, 64)), ahead.llm_engine
+        expected = {str(i): embed(ahead, [tokens])[0] for i, tokens in enumerate(prompts)}
+        for i, item in enumerate(inputs(prompts)):
+            engine.add_request(str(i), item, PoolingParams(task="embed"))
+        done: dict[str, Tensor] = {}
+        with counted_preemptions(ahead), programs_run(ahead) as names:
+            for step in range(100):
+                if step in (1, 2):
+                    assert engine.reset_prefix_cache(reset_running_requests=True)
+                if not engine.has_unfinished_requests():
+                    break
+                done |= {o.request_id: o.outputs.data for o in engine.step()}
+        assert done.keys() == expected.keys()
+        assert all(torch.equal(done[name], vector) for name, vector in expected.items())
+        assert len(names) > 4
+        assert_idle(ahead)
+
+    def test_a_step_is_scheduled_while_the_one_before_runs(self, ahead: LLM) -> None:
+        """The first program waits inside for the schedule of the second step."""
+        scheduler, model = core_of(ahead).scheduler, runner_of(ahead).model
+        schedule, launched = scheduler.schedule, model.launched
+        steps = threading.Semaphore(0)
+        overlapped: list[bool] = []
+
+        def counted_schedule(*args: Any) -> Any:
+            output = schedule(*args)
+            steps.release()
+            return output
+
+        def waiting_launch() -> None:
+            launched()
+            if not overlapped:
+                overlapped.append(steps.acquire(timeout=30) and steps.acquire(timeout=30))
+
+        with (
+            patch.object(scheduler, "schedule", counted_schedule),
+            patch.object(model, "launched", waiting_launch),
+        ):
+            embed(ahead, prompts_of((64, 64, 64)))
+        assert overlapped == [True]
 
 
 class TestRefusals:

@@ -5,6 +5,7 @@ There are no turns, no chunks and no KV: upstream's order and limits (``max_num_
 ``max_num_scheduled_tokens``) are all there is to decide. Refusals are the base class's.
 """
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -24,3 +25,7 @@ class EncoderScheduler(RBLNScheduler):
         output: SchedulerOutput = Scheduler.schedule(self, throttle_prefills)
         self.last_step = whole_prompts(output)
         return output
+
+
+class AsyncEncoderScheduler(EncoderScheduler, AsyncScheduler):
+    """The same over upstream's scheduler that runs one step ahead of the output."""

@@ -84,8 +84,7 @@ def whole_prompts(output: SchedulerOutput) -> StepPlan:
     counts = output.num_scheduled_tokens
     if not counts:
         return EMPTY_STEP
-    begun = [new.req_id for new in output.scheduled_new_reqs if new.num_computed_tokens]
-    begun += output.scheduled_cached_reqs.req_ids
+    begun = [name for name, start in row_starts(output, counts).items() if start]
     if begun:
         raise StepRuleError(f"an encoder computes whole prompts, not the rest of {begun}")
     return StepPlan(StepKind.ENCODE, tuple(counts), tuple(counts.values()))

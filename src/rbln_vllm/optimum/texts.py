@@ -71,7 +71,7 @@ class EncoderTexts:
             np.concatenate([text.types_N for text in texts]),
             np.array(lengths),
         )
-        parts: tuple[Tensor, ...] = self._programs.run_encoder(step).split(lengths)
+        parts: tuple[Tensor, ...] = self._programs.run_encoder(step).clone().split(lengths)
         return parts
 
 

@@ -8,7 +8,6 @@ from vllm.logger import init_logger
 
 from rbln_vllm import envs
 from rbln_vllm.core.kv_cache.rules import sub_block_rules
-from rbln_vllm.pooling.config import is_pooling
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,10 +49,6 @@ def _drafts(vllm_config: "VllmConfig") -> bool:
 
 
 _REASONS_AGAINST: tuple[tuple[str, Callable[["VllmConfig"], bool]], ...] = (
-    (
-        "a pooling model answers a request once, and there is nothing to draw meanwhile",
-        lambda config: is_pooling(config.model_config),
-    ),
     (
         "with this executor nothing runs while a step does. Leave out "
         "--distributed-executor-backend to have it",

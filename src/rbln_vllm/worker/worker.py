@@ -26,7 +26,8 @@ from rbln_vllm.startup.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
 from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget
-from rbln_vllm.worker.pooling.runner import EncoderRunner, PoolingRunner
+from rbln_vllm.worker.pooling.encoder_runner import EncoderRunner
+from rbln_vllm.worker.pooling.runner import PoolingRunner
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.runner import ProgramRunner, RunnerOutput
 from rbln_vllm.worker.threads import allowed_cpus

@@ -11,7 +11,14 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from rbln_vllm.config import RBLNConfig
 from rbln_vllm.core.limits import blocks_for, check_fits, max_request_tokens, prompt_refusal
 from rbln_vllm.core.scheduler import prefill_run_limit
-from rbln_vllm.core.step import EMPTY_STEP, StepKind, StepPlan, StepRuleError, classify
+from rbln_vllm.core.step import (
+    EMPTY_STEP,
+    StepKind,
+    StepPlan,
+    StepRuleError,
+    classify,
+    whole_prompts,
+)
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
 from rbln_vllm.devices import HOST
 
@@ -134,6 +141,21 @@ def test_what_no_program_runs_is_an_error(
 ) -> None:
     with pytest.raises(StepRuleError):
         classify(output_of(new, cached), C)
+
+
+def test_an_encoder_computes_whole_prompts() -> None:
+    """Also those of requests that were preempted and begin again."""
+    plan = whole_prompts(output_of({"a": (0, 7)}, {"b": (0, 1)}))
+    assert plan == StepPlan(StepKind.ENCODE, ("a", "b"), (7, 1))
+    assert whole_prompts(output_of({}, {})) == EMPTY_STEP
+
+
+@pytest.mark.parametrize(("new", "cached"), [({"a": (4, 7)}, {}), ({"a": (0, 7)}, {"b": (1, 9)})])
+def test_an_encoder_does_not_compute_the_rest_of_a_prompt(
+    new: dict[str, tuple[int, int]], cached: dict[str, tuple[int, int]]
+) -> None:
+    with pytest.raises(StepRuleError, match="whole prompts"):
+        whole_prompts(output_of(new, cached))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ def config(
     caching: bool = True,
     sub_blocks: bool = True,
     drafts: object = None,
+    runner: str = "generate",
 ) -> Any:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
@@ -25,7 +26,7 @@ def config(
             max_num_scheduled_tokens=None,
             long_prefill_token_threshold=0,
         ),
-        model_config=SimpleNamespace(max_model_len=2048, runner_type="generate"),
+        model_config=SimpleNamespace(max_model_len=2048, runner_type=runner),
         parallel_config=SimpleNamespace(distributed_executor_backend=executor),
         cache_config=SimpleNamespace(enable_prefix_caching=caching, block_size=128),
         additional_config=RBLNConfig(enable_sub_block_cache=sub_blocks),
@@ -36,6 +37,10 @@ def config(
 @pytest.mark.parametrize("executor", ["uni", "mp"])
 def test_it_is_done_where_it_is_wanted(executor: str) -> None:
     assert may_schedule_ahead(config(executor=executor))
+
+
+def test_it_is_done_for_pooling() -> None:
+    assert may_schedule_ahead(config(caching=False, runner="pooling"))
 
 
 def test_it_is_not_done_where_it_is_not_wanted() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rbln_vllm.programs import ProgramKey, Role
-from rbln_vllm.worker.pooling.inputs import EncoderInputs, StagedEncoder, places
+from rbln_vllm.worker.pooling.inputs import EncoderInputs, StagedEncoder, encoder_step, places
 
 
 def step(*lengths: int) -> EncoderInputs:
@@ -52,3 +52,17 @@ def test_places() -> None:
     rows, positions = places(np.array([2, 1, 3]))
     assert rows.tolist() == [0, 0, 1, 2, 2, 2]
     assert positions.tolist() == [0, 1, 0, 0, 1, 2]
+
+
+def test_a_step_of_prompts() -> None:
+    """Pairs have a second segment from a token on; it may be empty, or all there is."""
+    prompts = [[7, 8, 9], [5], [1, 2], [3, 4], [6]]
+    found = encoder_step(prompts, [2, None, 0, 2, None])
+    assert found.input_ids_N.tolist() == [7, 8, 9, 5, 1, 2, 3, 4, 6]
+    assert found.token_types_N.tolist() == [0, 0, 1, 0, 1, 1, 0, 0, 0]
+    assert found.lengths_B.tolist() == [3, 1, 2, 2, 1]
+
+
+def test_segments_that_are_not_the_prompts() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        encoder_step([[1], [2]], [None])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging of whole sequences into an encoder program: one after another, padding at the end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
 
 import numpy as np
 import torch
@@ -10,9 +11,6 @@ from torch import Tensor
 
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.worker.inputs import PADDING_TOKEN, Integers
-
-if TYPE_CHECKING:
-    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,25 @@ class EncoderInputs:
 
 
 def encoder_step(
-    batch: "InputBatch", lengths_B: Integers, token_types_N: Integers | None = None
+    prompts: Sequence[Sequence[int]], second_segments: Sequence[int | None]
 ) -> EncoderInputs:
-    """The whole sequences of vLLM's batch."""
-    rows_N, positions_N = places(lengths_B)
-    ids_N = batch.token_ids_cpu[rows_N, positions_N]
-    types_N = np.zeros_like(ids_N) if token_types_N is None else token_types_N
+    """Whole sequences, one after another.
+
+    ``second_segments`` has for each pair of texts at which token the second begins; None where
+    there is no pair.
+    """
+    lengths_B = np.fromiter(map(len, prompts), np.int32, len(prompts))
+    tokens = int(lengths_B.sum())
+    ids_N = np.fromiter(chain.from_iterable(prompts), np.int32, tokens)
+    types_N = np.zeros(tokens, np.int32)
+    for start, end, second in zip(
+        (np.cumsum(lengths_B) - lengths_B).tolist(),
+        np.cumsum(lengths_B).tolist(),
+        second_segments,
+        strict=True,
+    ):
+        if second is not None:
+            types_N[start + second : end] = 1
     return EncoderInputs(ids_N, types_N, lengths_B)
 
 

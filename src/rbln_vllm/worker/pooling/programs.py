@@ -20,9 +20,10 @@ class PoolingPrograms(ProgramModel):
         self._head_rows: dict[ProgramKey, Tensor] = {}
 
     def run_encoder(self, step: EncoderInputs) -> Tensor:
-        """Hidden states ``[n, hidden]`` of the step's tokens, the caller's to keep.
+        """Hidden states ``[n, hidden]`` of the step's tokens.
 
-        Raises MissingProgramError when the program may not be compiled now.
+        They are the program's own buffer, valid until its next run. Raises MissingProgramError
+        when the program may not be compiled now.
         """
         assert isinstance(self._table, EncoderTable)
         key = self._table.encoder_for(step.num_sequences, step.num_tokens)
@@ -32,7 +33,7 @@ class PoolingPrograms(ProgramModel):
         inputs = self._staged_encoders[key].stage(step)
         self.launched()
         (hidden_NH,) = self._store.executable.run(key.name, inputs, step.num_tokens)
-        return hidden_NH[: step.num_tokens].clone()
+        return hidden_NH[: step.num_tokens]
 
     def classify_rows(self, pooled_RH: Tensor) -> Tensor:
         """A classifier's logits ``[R, labels]``, the caller's to keep. Raises as above."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runners of pooling models: hidden states from programs, pooled by vLLM."""
+"""The runner of decoders that pool: hidden states from programs, pooled by vLLM."""
 
 from typing import Any
 
@@ -7,12 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from vllm.sequence import IntermediateTensors
 from vllm.tasks import PoolingTask
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from rbln_vllm.core.step import StepPlan, whole_prompts
-from rbln_vllm.worker.pooling.inputs import encoder_step
 from rbln_vllm.worker.pooling.model import PoolingModel
 from rbln_vllm.worker.runner import ProgramRunner
 
@@ -46,32 +43,3 @@ class PoolingRunner(ProgramRunner):
     def _model_forward(self, *args: Any, **kwargs: Any) -> Tensor:
         # Pooling may keep what it is given; the program's buffer is overwritten by the next step.
         return super()._model_forward(*args, **kwargs).clone()
-
-
-class EncoderRunner(PoolingRunner):
-    """Of an encoder: whole prompts, any number of them in a step, and no KV pool."""
-
-    def _classify(self, scheduler_output: SchedulerOutput) -> StepPlan:
-        return whole_prompts(scheduler_output)
-
-    def _prepare_inputs(
-        self, scheduler_output: SchedulerOutput, num_scheduled_tokens: NDArray[np.int32]
-    ) -> tuple[slice, Any, int]:
-        rows = len(num_scheduled_tokens)
-        self._lengths_B = num_scheduled_tokens
-        np.cumsum(num_scheduled_tokens, out=self.query_start_loc.np[1 : rows + 1])
-        self._tell_pooler(num_scheduled_tokens)
-        return slice(0, 0), None, 1
-
-    def _model_forward(
-        self,
-        input_ids: Tensor | None = None,
-        positions: Tensor | None = None,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        **_others: Any,
-    ) -> Tensor:
-        """Hidden states ``[n, hidden]`` of all tokens of the step."""
-        types_N = None if token_type_ids is None else token_type_ids.numpy()
-        return self.model.run_encoder(encoder_step(self.input_batch, self._lengths_B, types_N))
