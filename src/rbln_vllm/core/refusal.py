@@ -6,11 +6,11 @@ compile. The runner names it in its output; the scheduler ends that request with
 ``error``, frees its blocks, and everybody else goes on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 
@@ -23,6 +23,19 @@ class RBLNModelRunnerOutput(ModelRunnerOutput):
     """
 
     refused: dict[str, str] = field(default_factory=dict)
+
+
+def refused_step(
+    request_ids: Sequence[str], reason: str, kv_connector_output: KVConnectorOutput | None
+) -> RBLNModelRunnerOutput:
+    """Returns the output of a step that did not run: no tokens, and all its requests refused."""
+    return RBLNModelRunnerOutput(
+        req_ids=list(request_ids),
+        req_id_to_index={request: index for index, request in enumerate(request_ids)},
+        sampled_token_ids=[[] for _ in request_ids],
+        kv_connector_output=kv_connector_output,
+        refused=dict.fromkeys(request_ids, reason),
+    )
 
 
 def refused_requests(output: ModelRunnerOutput) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunn
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from rbln_vllm.core.refusal import RBLNModelRunnerOutput
+from rbln_vllm.core.refusal import RBLNModelRunnerOutput, refused_step
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.geometry import Geometry, options_of
 from rbln_vllm.lora.manager import ProgramLoRAManager
@@ -39,6 +39,7 @@ from rbln_vllm.worker.program_model import ProgramModel, StepOutputs
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
 from rbln_vllm.worker.sampling.bitmasks import batch_bitmask
+from rbln_vllm.worker.sampling.generators import drawing_nothing
 from rbln_vllm.worker.speculation.drafters import Drafter
 from rbln_vllm.worker.speculation.select import drafter_of
 from rbln_vllm.worker.speculation.speculation import (
@@ -175,7 +176,7 @@ class ProgramRunner(CPUModelRunner):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> RunnerOutput:
         try:
-            with self._unfinished_prompts_draw_nothing():
+            with drawing_nothing(self.input_batch.generators, self._unfinished_prompts()):
                 rest = self._constrain(grammar_output)
                 output = super().sample_tokens(rest)
                 if self._lost and isinstance(output, ModelRunnerOutput):
@@ -208,19 +209,10 @@ class ProgramRunner(CPUModelRunner):
         self.sampler.constrain(bitmask_RW)
         return None
 
-    @contextmanager
-    def _unfinished_prompts_draw_nothing(self) -> Iterator[None]:
-        """Keep the seeded generators of rows whose prompt goes on: their token is dropped.
-
-        Upstream lets such a row draw and winds its generator back, which a CPU generator cannot.
-        """
-        generators = self.input_batch.generators
-        dropped = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
-        kept = {row: generators.pop(row) for row in dropped if row in generators}
-        try:
-            yield
-        finally:
-            generators.update(kept)
+    def _unfinished_prompts(self) -> list[int]:
+        """Rows whose prompt goes on: their token is dropped."""
+        dropped_B = self.discard_request_mask.np[: self.input_batch.num_reqs]
+        return [int(row) for row in dropped_B.nonzero()[0]]
 
     @contextmanager
     def maybe_get_kv_connector_output(
@@ -245,13 +237,7 @@ class ProgramRunner(CPUModelRunner):
         # A step that was scheduled ahead is refused too.
         self._store.count_refused(len(set(requests) - self._refused))
         self._refused.update(requests)
-        return RBLNModelRunnerOutput(
-            req_ids=requests,
-            req_id_to_index={request: index for index, request in enumerate(requests)},
-            sampled_token_ids=[[] for _ in requests],
-            kv_connector_output=self._kv_connector_output,
-            refused=dict.fromkeys(requests, str(error)),
-        )
+        return refused_step(requests, str(error), self._kv_connector_output)
 
     def _determine_batch_execution_and_padding(
         self, num_tokens: int, num_reqs: int, *_args: Any, **_kwargs: Any
