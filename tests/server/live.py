@@ -235,7 +235,7 @@ class Brake:
 
     PULSE_S = 0.002
     SETTLE_S = 0.02
-    PULSES = 150
+    PULSES = 400
 
     def __init__(self, server: LiveServer) -> None:
         self._server, self._engine = server, server.engine().pid
@@ -256,9 +256,14 @@ class Brake:
         time.sleep(self.SETTLE_S)
 
     def pulse(self) -> None:
-        """Let the engine run for a step or two."""
+        """Let the engine run for a step or two.
+
+        Awake: on a busy machine a sleep ends many steps too late.
+        """
+        end = time.perf_counter() + self.PULSE_S
         os.kill(self._engine, signal.SIGCONT)
-        time.sleep(self.PULSE_S)
+        while time.perf_counter() < end:
+            pass
         os.kill(self._engine, signal.SIGSTOP)
         self.settle()
 
