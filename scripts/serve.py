@@ -29,6 +29,16 @@ from server_process import (
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
+QUESTION = "What is the capital of France?"
+QUESTIONS: dict[str, dict[str, object]] = {
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+    },
+    "/v1/embeddings": {"input": QUESTION},
+    "/classify": {"input": QUESTION},
+}
+"""What a server is asked, by the first of its routes that is here."""
 
 
 def main() -> int:
@@ -87,19 +97,21 @@ def how_to_ask(url: str, api_key: str | None) -> str:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         models = json.loads(fetch(f"{url}/v1/models", headers))
+        routes = json.loads(fetch(f"{url}/openapi.json", headers))["paths"]
     except OSError:
         return ""
-    return f". Ask it something:\n\n{curl_line(url, models['data'][0]['id'], headers)}"
+    asked = next((path for path in QUESTIONS if path in routes), None)
+    if asked is None:
+        return ""
+    return f". Ask it something:\n\n{curl_line(url, asked, models['data'][0]['id'], headers)}"
 
 
-def curl_line(url: str, model: str, headers: dict[str, str]) -> str:
+def curl_line(url: str, path: str, model: str, headers: dict[str, str]) -> str:
     """A command for a shell that asks the served model one question."""
-    question = {"role": "user", "content": "What is the capital of France?"}
-    body = json.dumps({"model": model, "messages": [question], "temperature": 0})
-    words = ["curl", f"{url}/v1/chat/completions"]
+    words = ["curl", f"{url}{path}"]
     for name, value in {"Content-Type": "application/json", **headers}.items():
         words += ["-H", f"{name}: {value}"]
-    return shlex.join([*words, "-d", body])
+    return shlex.join([*words, "-d", json.dumps({"model": model, **QUESTIONS[path]})])
 
 
 if __name__ == "__main__":

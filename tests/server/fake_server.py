@@ -23,7 +23,8 @@ MODEL = "it's a model"
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = json.dumps({"data": [{"id": MODEL}]}).encode()
+        routes = {os.environ.get("FAKE_ROUTE", "/v1/chat/completions"): {}}
+        body = json.dumps({"data": [{"id": MODEL}], "paths": routes}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

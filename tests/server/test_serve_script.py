@@ -106,20 +106,26 @@ class TestServerProcess:
 
 
 class TestServeScript:
-    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize(
+        ("signum", "route"),
+        [(signal.SIGINT, "/v1/chat/completions"), (signal.SIGTERM, "/v1/embeddings")],
+    )
+    @pytest.mark.usefixtures("engine_pid_file")
     def test_announces_forwards_and_returns_the_exit_code(
-        self, fake_bin: Path, engine_pid_file: Path, signum: signal.Signals
+        self, fake_bin: Path, signum: signal.Signals, route: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The question is for a route that the server has."""
+        monkeypatch.setenv("FAKE_ROUTE", route)
         port = free_port()
         options = ["a-model", "--port", str(port), "--max-model-len", "64"]
         command = [str(fake_bin), str(SERVE), *options]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serve:
             try:
-                self.check(serve, port, signum)
+                self.check(serve, f"http://127.0.0.1:{port}{route}", signum)
             finally:
                 serve.terminate()
 
-    def check(self, serve: subprocess.Popen[str], port: int, signum: signal.Signals) -> None:
+    def check(self, serve: subprocess.Popen[str], asked: str, signum: signal.Signals) -> None:
         assert serve.stdout is not None
         output = ""
         while "curl" not in output:
@@ -128,7 +134,7 @@ class TestServeScript:
             output += line
         assert "arguments ['serve', 'a-model', '--max-model-len', '64']" in output
         words = shlex.split(output.splitlines()[-1])
-        assert words[:2] == ["curl", f"http://127.0.0.1:{port}/v1/chat/completions"]
+        assert words[:2] == ["curl", asked]
         assert fake_server.MODEL in words[-1]
         serve.send_signal(signum)
         rest, _ = serve.communicate(timeout=60)
