@@ -7,6 +7,8 @@
 namespace rbln {
 namespace RBLN_ISA {
 
+constexpr IVec kLaneIds = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // Calls `function(bit)` for each set bit, from the lowest on.
 template <class F>
 RBLN_INLINE void for_bits(uint32_t word, F function) {

@@ -12,6 +12,8 @@ namespace RBLN_ISA {
 
 constexpr int64_t kBlock = 16 * kLanes;
 
+RBLN_INLINE int64_t whole_blocks(int64_t count) { return (count + kBlock - 1) / kBlock * kBlock; }
+
 // Calls `function(block, first, end)` for each block of `count` items.
 template <class F>
 RBLN_INLINE void for_blocks(int64_t count, F function) {
@@ -37,17 +39,21 @@ int64_t pick_of_block(int64_t first, int64_t end, F weights, double left) {
   return last;
 }
 
-// The first of `count` items at which the running sum of their weights exceeds `uniform` of the
-// whole. `weights(i)` gives those of the vector at i, zeros beyond the count; `blocks` is memory
-// for a number a block.
+// What a whole block weighs; `weights(at)` gives the vector `at` items after the block's first.
 template <class F>
-int64_t pick(int64_t count, F weights, double uniform, double* blocks) {
+RBLN_INLINE double sum_of_block(F weights) {
+  LaneSums sums;
+  for (int64_t at = 0; at < kBlock; at += kLanes) sums.add(weights(at));
+  return sums.total();
+}
+
+// The first of `count` items at which the running sum of their weights exceeds `uniform` of the
+// whole. `weights(i)` gives those of the vector at i, zeros beyond the count; `blocks` what each
+// block of them weighs.
+template <class F>
+int64_t pick(int64_t count, F weights, double uniform, const double* blocks) {
   double total = 0;
-  for_blocks(count, [&](int64_t block, int64_t first, int64_t end) {
-    LaneSums sums;
-    for (int64_t i = first; i < end; i += kLanes) sums.add(weights(i));
-    total += blocks[block] = sums.total();
-  });
+  for_blocks(count, [&](int64_t block, int64_t, int64_t) { total += blocks[block]; });
   double left = uniform * total;
   int64_t block = 0;
   const int64_t last = (count - 1) / kBlock;

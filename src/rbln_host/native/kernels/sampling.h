@@ -75,9 +75,9 @@ Drawn sample_row(const Call& call, int64_t index, std::byte* memory) {
   const SampleScratch scratch(memory, width);
   const Allowed allowed = row.allowed();
   if (allowed.all()) return choose(row, logits, width, scratch);
-  const int64_t count = allowed.gather(logits, scratch.work);
+  const int64_t count = allowed.gather(logits, scratch.work.values);
   if (count == 0) return {0, -kInfinity};
-  const Drawn drawn = choose(row, scratch.work, count, scratch);
+  const Drawn drawn = choose(row, scratch.work.values, count, scratch);
   return {allowed.token(drawn.token), drawn.threshold};
 }
 

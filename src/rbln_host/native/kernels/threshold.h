@@ -17,8 +17,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // ---- sets of values: arrays whose last vector is filled up with -infinity and weight 0
 
-RBLN_INLINE int64_t whole_vectors(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
-
 // Values with their weights. Both arrays have room for 16 elements more than they hold.
 struct Weighted {
   float* values;
@@ -70,6 +68,9 @@ class Split {
   }
 
   int parts() const { return scale_ == 0 ? 2 : kParts; }
+
+  // About the least value of a part.
+  float edge(int part) const { return from_ + static_cast<float>(part) / scale_; }
 
   RBLN_INLINE IVec part_of(Vec v) const {
     if (scale_ == 0) return (v >= from_) & 1;

@@ -178,6 +178,56 @@ def test_top_p_of_many_light_tokens(isa: str, top_p: float) -> None:
     assert token.tolist() == expected_token.tolist()
 
 
+def rows_of_shape(shape: str, width: int) -> Tensor:
+    """Rows of a vocabulary so large that top-p's search begins with a part of them."""
+    logits = logits_of(17, 3, width)
+    vectors = torch.arange(width) // 16
+    if shape == "few heavy":
+        logits[:, torch.randperm(width, generator=torch.Generator().manual_seed(1))[:40]] += 15.0
+    elif shape == "one far above":
+        logits[:, 5001] += 90.0
+    elif shape == "most far below":
+        logits[:, 100:] -= 1e4
+    elif shape == "ties":
+        logits = logits.round()
+    elif shape == "all equal":
+        logits[:] = 1.5
+    elif shape == "sampled are light":
+        logits[:, vectors % 10 == 0] -= 9.0
+    elif shape == "sampled are heavy":
+        logits[:, vectors % 10 == 0] += 9.0
+    elif shape == "sampled are never":
+        logits[:, (vectors % 10 == 0) | (vectors % 32 == 0)] = -torch.inf
+    return logits
+
+
+@each_level
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "normal",
+        "few heavy",
+        "one far above",
+        "most far below",
+        "ties",
+        "all equal",
+        "sampled are light",
+        "sampled are heavy",
+        "sampled are never",
+    ],
+)
+def test_top_p_of_a_large_vocabulary(isa: str, shape: str) -> None:
+    """Wherever the threshold lies: among the values looked at first, or not."""
+    logits = rows_of_shape(shape, 10 * 96 * 16 + 5)
+    for top_p in (1e-3, 0.5, 0.9, 0.99):
+        for temperature in (0.5, 3.0):
+            rows = rows_of(3, temperature=temperature, top_p=top_p)
+            token, threshold = drawn_with_thresholds(logits, rows, isa)
+            expected_token, expected_threshold = sample(logits, *rows.tensors)
+            assert threshold.tolist() == expected_threshold.tolist()
+            assert token.tolist() == expected_token.tolist()
+
+
 @each_level
 def test_padding_is_not_read(isa: str) -> None:
     logits = torch.full((3, 100), torch.nan)
