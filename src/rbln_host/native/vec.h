@@ -269,14 +269,12 @@ RBLN_INLINE Vec vexp(Vec x) {
   return scale_by_power(y, n);
 }
 
-// e^x for x < 88 to about 2 units in the last place, and for large |x| 6e-8 |x| of itself where
-// there is no fused multiplication: 2^(x log2 e), reduced to a whole power next to it, and a
-// polynomial of degree 6 (its largest relative error is the least there can be). Fewer steps than
-// vexp. Underflows to 0.
+// e^x for x <= 0 to about 2 units in the last place: 2^(x log2 e), reduced to the nearest whole
+// power and a polynomial of degree 6 (its largest relative error is the least there can be). Fewer
+// steps than vexp. Underflows to 0.
 RBLN_INLINE Vec vexp_fast(Vec x) {
   const Vec clamped = vmax(splat(-105.0f), x);
-  // Not quite log2 e, so that the product below is not taken from here, rounded.
-  const Vec n = round_whole(clamped * 1.4427f);
+  const Vec n = round_whole(clamped * 1.44269504088896341f);
   const Vec r = clamped * 1.44269504088896341f - n;
   Vec y = splat(1.5345810515565634e-4f);
   y = y * r + 1.3399930903688073e-3f;

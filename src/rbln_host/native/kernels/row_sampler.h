@@ -55,17 +55,13 @@ struct Drawn {
 class RowSampler {
  public:
   RowSampler(const SampleScratch& scratch, int64_t count)
-      : s_(scratch), row_({s_.row.values, s_.row.weights, count}, s_.blocks) {}
+      : s_(scratch), row_({s_.row.values, s_.row.weights, count}) {}
 
   template <class T>
   Drawn draw(const T* logits, const Parameters& by) {
     const float temperature = std::min(by.temperature, FLT_MAX);
     const bool cuts = by.top_k > 0 && by.top_k < row_.set().count;
-    if (cuts) {
-      row_.read<false>(logits, temperature);
-    } else {
-      row_.read<true>(logits, temperature);
-    }
+    row_.read(logits, temperature);
     if (row_.has_nan()) return {row_.first_nan(), -kInfinity};
     if (row_.most() == -kInfinity) return {0, -kInfinity};
     const bool infinite = row_.most() == kInfinity;
@@ -77,8 +73,14 @@ class RowSampler {
 
  private:
   Drawn of_all(const Parameters& by) {
-    row_.weigh_again_if_far();
-    return of_heaviest(row_.weighed(), -kInfinity, s_.kept, by);
+    const WeighedBlocks row{row_.set(), row_.most(), s_.blocks};
+    if (by.top_p < 1.0f) {
+      row.weigh();
+      return of_heaviest(row, -kInfinity, s_.kept, by);
+    }
+    const auto weights = [&](int64_t i) { return row.weight_of(load(row.set.values + i)); };
+    row.sum(weights);
+    return {pick(row.set.count, weights, by.uniform, row.blocks), -kInfinity};
   }
 
   Drawn of_best(const Parameters& by) {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row's logits by temperature, and what each of them weighs beside the others.
+// One row's logits by temperature.
 #pragma once
 
 #include <algorithm>
-#include <cfloat>
-#include <cmath>
 #include <type_traits>
 
 #include "weighed_blocks.h"
@@ -14,74 +12,46 @@ namespace RBLN_ISA {
 
 class ScaledRow {
  public:
-  // Memory for `memory.count` logits in whole blocks, and for a number a block.
-  ScaledRow(const Weighted& memory, double* blocks) : of_({memory, 0, blocks}) {}
+  // Memory for `memory.count` logits in whole blocks.
+  explicit ScaledRow(const Weighted& memory) : set_(memory) {}
 
-  const WeighedBlocks& weighed() const { return of_; }
-  const Weighted& set() const { return of_.set; }
+  const Weighted& set() const { return set_; }
   float most() const { return most_; }
   bool has_nan() const { return has_nan_; }
 
-  // Takes the logits, and weighs them in the same pass if that is asked for: against the largest of
-  // some of them, since the largest of all is not known yet.
-  template <bool kWeigh, class T>
+  template <class T>
   void read(const T* logits, float temperature) {
-    of_.one = kWeigh ? largest_of_some(logits) / temperature : 0;
     Vec most = splat(-kInfinity);
     UVec size{};  // without the sign; as an integer, which is larger for a NaN than for infinity
-    const auto take = [&](int64_t i, auto lanes) {
-      Vec v = load_some(logits + i, lanes) / temperature;
-      if constexpr (!std::is_same_v<decltype(lanes), AllLanes>)
-        v = select(kLaneIds < static_cast<int32_t>(lanes), v, splat(-kInfinity));
-      store(of_.set.values + i, v);
-      most = vmax(v, most);
+    for_vectors(set_.count, [&](int64_t i, auto lanes) {
+      const Vec v = load_some(logits + i, lanes) / temperature;
+      store(set_.values + i, v);
       const UVec bits = bit_cast<UVec>(v) << 1;
       size = bits > size ? bits : size;
-      if constexpr (kWeigh) return of_.weigh(i, v);
-      return Vec{};
-    };
-    for_blocks(of_.set.count, [&](int64_t block, int64_t first, int64_t end) {
-      const auto whole = [&](int64_t at) { return take(first + at, AllLanes{}); };
-      const auto rest = [&](int64_t at) {
-        return take(first + at, std::clamp<int64_t>(end - first - at, 0, kLanes));
-      };
-      of_.blocks[block] = end - first == kBlock ? sum_of_block(whole) : sum_of_block(rest);
+      if constexpr (std::is_same_v<decltype(lanes), AllLanes>) most = vmax(v, most);
     });
-    most_ = max_of(most);
+    std::fill(set_.values + set_.count, set_.values + whole_blocks(set_.count), -kInfinity);
     has_nan_ = any_of(bit_cast<IVec>(size > (0x7f800000u << 1)));
+    const int64_t rest = set_.count / kLanes * kLanes;
+    if (rest < set_.count) most = vmax(load(set_.values + rest), most);
+    most_ = max_of(most);
   }
 
   int64_t first_nan() const {
     int64_t at = 0;
-    while (of_.set.values[at] == of_.set.values[at]) ++at;
+    while (set_.values[at] == set_.values[at]) ++at;
     return at;
   }
 
   // Where logits are infinite, those alone can be drawn.
   void only_infinite() {
-    float* values = of_.set.values;
-    for (int64_t i = 0; i < of_.set.count; ++i) values[i] = values[i] == kInfinity ? 0 : -kInfinity;
+    float* values = set_.values;
+    for (int64_t i = 0; i < set_.count; ++i) values[i] = values[i] == kInfinity ? 0 : -kInfinity;
     most_ = 0;
   }
 
-  // Weighs the row once more if the value that weighs 1 is too far from the largest.
-  void weigh_again_if_far() {
-    constexpr float kFar = 40;
-    if (std::abs(most_ - of_.one) <= kFar) return;
-    of_.one = most_;
-    of_.weigh();
-  }
-
  private:
-  template <class T>
-  float largest_of_some(const T* logits) const {
-    Vec most = splat(-FLT_MAX);
-    for (int64_t i = 0; i + kLanes <= of_.set.count; i += 32 * kLanes)
-      most = vmax(load(logits + i), most);
-    return max_of(most);
-  }
-
-  WeighedBlocks of_;
+  Weighted set_;
   bool has_nan_ = false;
   float most_ = 0;
 };

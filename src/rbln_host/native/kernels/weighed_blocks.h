@@ -18,18 +18,20 @@ struct WeighedBlocks {
 
   RBLN_INLINE Vec weight_of(Vec value) const { return vexp_fast(value - one); }
 
-  // Sets the weights of the vector `v` at i, and returns them.
-  RBLN_INLINE Vec weigh(int64_t i, Vec v) const {
-    const Vec w = weight_of(v);
-    store(set.weights + i, w);
-    return w;
+  // Sets what each block weighs; `weights(i)` gives the weights of the vector at i.
+  template <class F>
+  void sum(F weights) const {
+    for_blocks(set.count, [&](int64_t block, int64_t first, int64_t) {
+      blocks[block] = sum_of_block([&](int64_t at) { return weights(first + at); });
+    });
   }
 
   // Sets all weights.
   void weigh() const {
-    for_blocks(set.count, [&](int64_t block, int64_t first, int64_t) {
-      blocks[block] = sum_of_block(
-          [&](int64_t at) { return weigh(first + at, load(set.values + first + at)); });
+    sum([this](int64_t i) {
+      const Vec w = weight_of(load(set.values + i));
+      store(set.weights + i, w);
+      return w;
     });
   }
 
