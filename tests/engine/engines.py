@@ -25,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
+from rbln_vllm.core.multi_step import first_step_of
 from rbln_vllm.core.scheduler import RBLNScheduler
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.worker.runner import ProgramRunner
@@ -143,6 +144,9 @@ def report(llm: LLM) -> dict[str, int]:
     return counters
 
 
+FORWARDS = ("prefill", "decode")
+
+
 @dataclass
 class Step:
     """One step of the engine: what was scheduled, and the programs that ran for it."""
@@ -153,7 +157,7 @@ class Step:
     @property
     def forward(self) -> str:
         """The program that computed hidden states; there must be exactly one."""
-        (name,) = (name for name in self.programs if name.startswith(("prefill", "decode")))
+        (name,) = (name for name in self.programs if name.startswith(FORWARDS))
         return name
 
 
@@ -166,12 +170,14 @@ def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
     execute_model, run = runner.execute_model, executable.run
 
     def recorded_step(output: SchedulerOutput, *args: Any) -> Any:
-        plan = classify(output, runner._geometry.chunk)
+        plan = classify(_one_step(runner, output), runner._geometry.chunk)
         if plan.kind is not StepKind.EMPTY:  # nothing can run until a step in flight has ended
             steps.append(Step(plan))
         return execute_model(output, *args)
 
     def recorded_run(name: str, inputs: Mapping[str, Tensor], *tokens: int) -> tuple[Tensor, ...]:
+        if name.startswith(FORWARDS) and any(n.startswith(FORWARDS) for n in steps[-1].programs):
+            steps.append(Step(steps[-1].plan))  # a further one of the same turn
         steps[-1].programs.append(name)
         return run(name, inputs, *tokens)
 
@@ -181,6 +187,11 @@ def recorded_steps(llm: LLM) -> Iterator[list[Step]]:
     ):
         yield steps
     assert any(step.programs for step in steps), "no program ran"
+
+
+def _one_step(runner: ProgramRunner, output: SchedulerOutput) -> SchedulerOutput:
+    """Each step of a turn is recorded as one of its own."""
+    return output if runner.speculation is not None else first_step_of(output)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -168,7 +168,8 @@ LOADS: dict[str, Load] = {
 
 @pytest.fixture(scope="module")
 def ahead(tiny_llama_dir: Path) -> Iterator[LLM]:
-    with running_engine(tiny_llama_dir) as llm:
+    """One decode step a turn, so that turns can be counted by tokens."""
+    with running_engine(tiny_llama_dir, additional_config={"max_decode_steps": 1}) as llm:
         yield llm
 
 

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of the plugin: classes, flags, resolution. Imports no vLLM."""
 
-from rbln_vllm.config.effective import effective_buckets, effective_max_prefill_run
+from rbln_vllm.config.effective import (
+    effective_buckets,
+    effective_max_decode_steps,
+    effective_max_prefill_run,
+)
 from rbln_vllm.config.resolve import AnyRBLNConfig, Resolution, resolve, resolve_config
 from rbln_vllm.config.schema import (
     CONFIG_CLASSES,
@@ -20,6 +24,7 @@ __all__ = [
     "RBLNConfigBase",
     "Resolution",
     "effective_buckets",
+    "effective_max_decode_steps",
     "effective_max_prefill_run",
     "resolve",
     "resolve_config",

@@ -44,3 +44,10 @@ def effective_max_prefill_run(config: RBLNConfigBase, profile: DeviceProfile) ->
     if config.max_prefill_run is None:
         return profile.default_max_prefill_run
     return config.max_prefill_run
+
+
+def effective_max_decode_steps(config: RBLNConfigBase, profile: DeviceProfile) -> int:
+    """Decode steps the engine takes in one turn while no request waits."""
+    if config.max_decode_steps is None:
+        return profile.default_max_decode_steps
+    return config.max_decode_steps

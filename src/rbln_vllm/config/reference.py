@@ -147,6 +147,7 @@ def _profile_table(profiles: Iterable[DeviceProfile]) -> str:
         ("`decode_batch_bucket_strategy`", [p.default_bucket_strategy for p in columns]),
         ("`decode_batch_bucket_limit`", [str(p.default_bucket_limit) for p in columns]),
         ("`max_prefill_run`", [str(p.default_max_prefill_run) for p in columns]),
+        ("`max_decode_steps`", [str(p.default_max_decode_steps) for p in columns]),
     )
     header = ("default or limit", *(f"`{p.name}`" for p in columns))
     return _table(header, ((label, *cells) for label, cells in rows))

@@ -63,6 +63,14 @@ class RBLNConfigBase(BaseModel):
             hashed=False,
         ),
     ] = None
+    max_decode_steps: Annotated[
+        PositiveInt | None,
+        Option(
+            "Decode steps in one turn of the engine while no request waits, at most 32 tokens of "
+            "all rows; a turn's tokens are streamed together. None = the device's default.",
+            hashed=False,
+        ),
+    ] = None
     strict_programs: Annotated[
         bool,
         Option("Refuse a request that would compile a program after start-up.", hashed=False),

@@ -44,6 +44,8 @@ class DeviceProfile:
     default_bucket_limit: int
     # Consecutive prefill steps while decodes wait; 0 = unbounded.
     default_max_prefill_run: int
+    # Decode steps in one turn of the engine.
+    default_max_decode_steps: int
     # Granularity of prefix caching; None = the chunk.
     default_sub_block_size: int | None
     # Whether prefix hits may end inside a chunk, and whether a chunk may be longer than a block.
@@ -68,8 +70,14 @@ class DeviceProfile:
             raise ValueError(f"{self.name}: gpu_memory_utilization must be in (0, 1]")
         if self.default_bucket_strategy not in STRATEGIES:
             raise ValueError(f"{self.name}: unknown bucket strategy")
-        counts = (self.chiplets, self.default_max_num_seqs, self.default_chunk)
-        if min(*counts, self.default_bucket_limit) < 1 or self.default_max_prefill_run < 0:
+        counts = (
+            self.chiplets,
+            self.default_max_num_seqs,
+            self.default_chunk,
+            self.default_bucket_limit,
+            self.default_max_decode_steps,
+        )
+        if min(counts) < 1 or self.default_max_prefill_run < 0:
             raise ValueError(f"{self.name}: counts must be positive")
         if self.memory_bytes is not None and not 0 <= self.reserved_bytes < self.memory_bytes:
             raise ValueError(f"{self.name}: reserved memory must be less than the memory")

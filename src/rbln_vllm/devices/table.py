@@ -19,6 +19,7 @@ HOST = DeviceProfile(
     default_bucket_strategy="exponential",
     default_bucket_limit=32,
     default_max_prefill_run=1,
+    default_max_decode_steps=4,
     # A block here is shorter than a chunk, so "the chunk" would turn sub-blocks off. 16 tokens
     # are 8 to a block: the mean loss of a hit is 8 tokens of prefill, and naming a sub-block
     # costs a thousandth of computing it.
@@ -53,6 +54,7 @@ ATOM = DeviceProfile(
     default_bucket_strategy="exponential",
     default_bucket_limit=1,
     default_max_prefill_run=0,
+    default_max_decode_steps=1,
     default_sub_block_size=None,
     sub_block_below_chunk=False,
     chunk_above_block=False,
@@ -82,6 +84,7 @@ REBEL100 = DeviceProfile(
     default_bucket_strategy="exponential",
     default_bucket_limit=1,
     default_max_prefill_run=0,
+    default_max_decode_steps=1,
     default_sub_block_size=None,
     sub_block_below_chunk=False,
     chunk_above_block=False,

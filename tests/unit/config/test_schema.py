@@ -10,6 +10,7 @@ from rbln_vllm.config import (
     OptimumRBLNConfig,
     RBLNConfig,
     effective_buckets,
+    effective_max_decode_steps,
     effective_max_prefill_run,
 )
 from rbln_vllm.config.options import Option, default_of, option_of
@@ -21,6 +22,7 @@ COMMON = {
     "use_custom_sampler": True,
     "sub_block_size": None,
     "max_prefill_run": None,
+    "max_decode_steps": None,
     "strict_programs": False,
     "require_precompiled": False,
 }
@@ -61,6 +63,7 @@ NOT_HASHED = {
         "enable_sub_block_cache",
         "sub_block_size",
         "max_prefill_run",
+        "max_decode_steps",
         "strict_programs",
         "require_precompiled",
     },
@@ -68,6 +71,7 @@ NOT_HASHED = {
         "use_custom_sampler",
         "sub_block_size",
         "max_prefill_run",
+        "max_decode_steps",
         "strict_programs",
         "require_precompiled",
         "attn_block_size",
@@ -133,6 +137,7 @@ def test_accepted_values(values: dict[str, object]) -> None:
         ({"num_devices_per_local_rank": 0}, "greater than 0"),
         ({"sub_block_size": 0}, "greater than 0"),
         ({"max_prefill_run": -1}, "greater than or equal to 0"),
+        ({"max_decode_steps": 0}, "greater than 0"),
         ({"decode_batch_bucket_strategy": "exp"}, "'exponential', 'linear' or 'manual'"),
         ({"decode_batch_bucket_strategy": "manual"}, "is empty"),
         ({"decode_batch_bucket_manual_buckets": [0, 1]}, "must all be > 0"),
@@ -171,6 +176,7 @@ def test_pickling_keeps_what_was_given() -> None:
         {"use_custom_sampler": False},
         {"enable_sub_block_cache": False},
         {"max_prefill_run": 7},
+        {"max_decode_steps": 7},
         {"strict_programs": True},
         {"use_dynamic_kv_cache": None},
     ],
@@ -235,6 +241,12 @@ def test_max_prefill_run_not_given_follows_the_profile() -> None:
     assert effective_max_prefill_run(RBLNConfig(), REBEL100) == 0
     assert effective_max_prefill_run(RBLNConfig(max_prefill_run=0), HOST) == 0
     assert effective_max_prefill_run(RBLNConfig(max_prefill_run=5), REBEL100) == 5
+
+
+def test_max_decode_steps_not_given_follows_the_profile() -> None:
+    assert effective_max_decode_steps(RBLNConfig(), HOST) == HOST.default_max_decode_steps
+    assert effective_max_decode_steps(RBLNConfig(), REBEL100) == 1
+    assert effective_max_decode_steps(RBLNConfig(max_decode_steps=3), REBEL100) == 3
 
 
 def test_accepted_without_a_reason_is_a_mistake() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
+from rbln_vllm.core.multi_step import UNKNOWN_TOKEN
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput
 from rbln_vllm.core.step import classify
 
@@ -51,8 +52,9 @@ class FakeRunner:
         self._copy(output)
         plan = classify(output, self.chunk)
         refused = {r: self.refuse[r] for r in plan.request_ids if r in self.refuse}
+        run = self._take_steps if self._is_turn(output) else self._run
         sampled = [
-            [] if req_id in refused else self._run(req_id, self._start(output, req_id), n)
+            [] if req_id in refused else run(req_id, self._start(output, req_id), n)
             for req_id, n in zip(plan.request_ids, plan.tokens, strict=True)
         ]
         ids = list(plan.request_ids)
@@ -60,6 +62,18 @@ class FakeRunner:
         if not refused:
             return ModelRunnerOutput(ids, index, sampled)
         return RBLNModelRunnerOutput(ids, index, sampled, refused=refused)
+
+    def _is_turn(self, output: SchedulerOutput) -> bool:
+        """Whether this is several decode steps: the same number for every row."""
+        drafts = list(output.scheduled_spec_decode_tokens.values())
+        if not drafts or UNKNOWN_TOKEN not in drafts[0]:
+            return False
+        assert drafts == [drafts[0]] * len(output.num_scheduled_tokens)
+        assert set(drafts[0]) == {UNKNOWN_TOKEN}
+        return True
+
+    def _take_steps(self, req_id: str, start: int, count: int) -> list[int]:
+        return [token for step in range(count) for token in self._run(req_id, start + step, 1)]
 
     def _update(self, output: SchedulerOutput) -> None:
         self.granted = []

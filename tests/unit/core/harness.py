@@ -34,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from rbln_vllm.config import RBLNConfig
+from rbln_vllm.core.multi_step import steps_of
 from rbln_vllm.core.scheduler import RBLNScheduler, tokens_left
 from rbln_vllm.core.step import StepKind, StepPlan, chunk_start, classify
 from tests.unit.core.fake_runner import NULL_BLOCK, VOCAB, FakeRunner, sample
@@ -82,6 +83,7 @@ class SchedulerFactory:
         max_len: int = 128,
         prefix: bool = False,
         max_prefill_run: int = 0,
+        steps: int = 1,
         sub_block: int | None = None,
         events: bool = False,
         log_stats: bool = False,
@@ -95,6 +97,7 @@ class SchedulerFactory:
         config.model_config.max_model_len = max_len
         config.additional_config = RBLNConfig(
             max_prefill_run=max_prefill_run,
+            max_decode_steps=steps,
             sub_block_size=sub_block,
             enable_sub_block_cache=sub_block is not None,
         )
@@ -142,12 +145,13 @@ def make_request(
     max_tokens: int = 4,
     priority: int = 0,
     arrival_time: float | None = None,
+    params: SamplingParams | None = None,
     **options: Any,
 ) -> Request:
     return Request(
         request_id=request_id,
         prompt_token_ids=list(prompt),
-        sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+        sampling_params=params or SamplingParams(max_tokens=max_tokens, ignore_eos=True),
         pooling_params=None,
         priority=priority,
         arrival_time=arrival_time,
@@ -217,7 +221,7 @@ class Driver:
         self._after_run(output, frozenset(abort_in_flight))
         self._check_tables()
         self._check_chunk(plan, output)
-        self._check_starvation(plan, ready)
+        self._check_starvation(plan, ready, bool(output.preempted_req_ids))
         if not (self.may_idle or self.scheduler._refusals):
             assert (plan.kind is StepKind.EMPTY) == (unfinished == 0), "an empty step"
         if abort_in_flight:
@@ -291,7 +295,8 @@ class Driver:
             start = chunk_start(output)
             what = f"P {plan.request_ids[0]}[{start}:{start + plan.tokens[0]}]"
         elif plan.kind is StepKind.DECODE:
-            what = f"D {','.join(plan.request_ids)}"
+            steps = 1 if self.scheduler.num_spec_tokens else steps_of(output)
+            what = f"D{steps if steps > 1 else ''} {','.join(plan.request_ids)}"
         running, waiting = self.scheduler.get_request_counts()
         self.table.append(f"{what} free={self.free_blocks} run={running} wait={waiting}")
 
@@ -319,11 +324,14 @@ class Driver:
             first_after_hit = plan.request_ids[0] in fresh and start > 0
             assert start % self.scheduler.chunk_size == 0 or first_after_hit
 
-    def _check_starvation(self, plan: StepPlan, ready: set[str]) -> None:
+    def _check_starvation(self, plan: StepPlan, ready: set[str], preempts: bool) -> None:
         """No ready request waits for more than N prefill steps in a row.
 
-        One that was preempted in this step no longer waits for a decode.
+        One that was preempted in this step no longer waits for a decode. Upstream ends a decode
+        step at a row that has to preempt itself: those behind it have had their turn.
         """
+        if plan.kind is StepKind.DECODE and preempts:
+            self._waited.clear()
         limit = self.scheduler.turns.max_prefill_run
         ready &= {request.request_id for request in self.scheduler.running}
         for req_id in list(self._waited):

@@ -25,6 +25,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         "policy": rng.choice(["fcfs", "priority"]),
         "max_prefill_run": rng.choice([0, 1, 2, 3]),
         "watermark": rng.choice([0.0, 0.0, 0.15]),
+        "steps": rng.choice([1, 1, 2, 4, 7]),
     }
 
 
@@ -70,8 +71,8 @@ def test_output_one_step_late(build: SchedulerFactory, seed: int, cls: type[RBLN
 
 
 def test_the_sweep_reaches_what_it_is_for(build: SchedulerFactory) -> None:
-    """Preemption, hits and aborts do occur in the traffic above."""
-    preempted = hits = aborted = 0
+    """Preemption, hits, aborts and turns of several steps do occur in the traffic above."""
+    preempted = hits = aborted = turns = 0
     for seed in range(40):
         rng = random.Random(seed)
         driver = Driver(build(**random_options(rng)))
@@ -79,4 +80,5 @@ def test_the_sweep_reaches_what_it_is_for(build: SchedulerFactory) -> None:
         driver.run()
         preempted += sum(r.num_preemptions for r in driver.requests.values())
         hits += sum("[0:" not in row for row in driver.table if row.startswith("P"))
-    assert min(preempted, hits, aborted) > 10
+        turns += sum(row[:2] in ("D2", "D4", "D7") for row in driver.table)
+    assert min(preempted, hits, aborted, turns) > 10

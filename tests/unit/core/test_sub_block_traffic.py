@@ -29,6 +29,7 @@ def random_options(rng: random.Random) -> dict[str, Any]:
         "policy": rng.choice(["fcfs", "priority"]),
         "max_prefill_run": rng.choice([0, 1, 2]),
         "watermark": rng.choice([0.0, 0.0, 0.15]),
+        "steps": rng.choice([1, 1, 2, 5]),
     }
 
 
