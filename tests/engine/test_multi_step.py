@@ -14,6 +14,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
 from rbln_vllm.core.step import StepKind
+from rbln_vllm.worker.multi_step_runner import MultiStepRunner
 from tests.engine.engines import (
     MAX_LEN,
     add,
@@ -51,6 +52,7 @@ def single(tiny_llama_dir: Path) -> Iterator[LLM]:
 def turns(llm: LLM) -> Iterator[list[int]]:
     """The decode steps of each turn that reaches the runner from now on."""
     runner = runner_of(llm)
+    assert isinstance(runner, MultiStepRunner)
     seen: list[int] = []
     sample = runner.sample_tokens
 
@@ -110,6 +112,16 @@ def test_what_was_scheduled_ahead_of_an_end_is_not_computed(llm: LLM, single: LL
     assert end <= 9
     ran = [step for step in steps if step.programs and step.plan.kind is StepKind.DECODE]
     assert len(ran) == end - 1
+
+
+def test_a_name_may_be_used_again_at_once(llm: LLM, single: LLM) -> None:
+    tokens = tokens_of(generate(single, [prompt(12)], greedy(9))[0])
+    stops = SamplingParams(temperature=0.0, max_tokens=60, stop_token_ids=tokens[-1:])
+    for _ in range(2):
+        add(llm, "again", prompt(12), stops.clone())
+        outputs = run_to_the_end(llm)
+        assert tokens_of(outputs["again"]) == tokens[: len(tokens_of(outputs["again"]))]
+        assert outputs["again"].outputs[0].finish_reason == "stop"
 
 
 def test_the_end_of_the_context(llm: LLM, tiny_llama_dir: Path) -> None:

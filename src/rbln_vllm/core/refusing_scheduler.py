@@ -39,6 +39,11 @@ class RefusingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._refusals: dict[str, str] = {}
         self._pool_tokens = pool_tokens(self.kv_cache_config)
+        if self._pool_tokens is not None:
+            # The last token of a request is never computed, so it needs no slot. A request
+            # that grows to the end of the pool ends with reason "length" instead of waiting
+            # for a block that cannot exist. Start-up refuses such a max_model_len anyway.
+            self.max_model_len = min(self.max_model_len, self._pool_tokens + 1)
 
     def add_request(self, request: Request) -> None:
         """Queues ``request``; refuses it when its prompt can never fit the KV pool."""

@@ -27,22 +27,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from rbln_vllm import envs
-from rbln_vllm.config import (
-    RBLNConfigBase,
-    effective_max_decode_steps,
-    effective_max_prefill_run,
-)
+from rbln_vllm.config import RBLNConfigBase, effective_max_prefill_run
 from rbln_vllm.core.drafts import RowSlots, cut_to_pool, cut_to_step
 from rbln_vllm.core.grammar_backends import use_backends_of_requests
 from rbln_vllm.core.grammar_compiles import limit_compile_time
 from rbln_vllm.core.kv_cache.setup import make_manager
 from rbln_vllm.core.kv_cache.step_content import StepContent
-from rbln_vllm.core.multi_step import MultiStepPolicy, announced, ends_in_flight
+from rbln_vllm.core.multi_step import announced, ends_in_flight
+from rbln_vllm.core.multi_step_scheduler import MultiStepScheduler
 from rbln_vllm.core.preemption import lacks_blocks
-from rbln_vllm.core.refusing_scheduler import RefusingScheduler
 from rbln_vllm.core.step import EMPTY_STEP, StepPlan, classify, row_starts
 from rbln_vllm.core.turns import Runnable, Turn, TurnPolicy
 from rbln_vllm.devices import resolve_profile
@@ -55,14 +50,6 @@ def prefill_run_limit(vllm_config: VllmConfig) -> int:
     if isinstance(options, RBLNConfigBase):
         return effective_max_prefill_run(options, resolve_profile(envs.force_npu_name()))
     return int(options.get("max_prefill_run", 0)) if isinstance(options, Mapping) else 0
-
-
-def decode_steps_limit(vllm_config: VllmConfig) -> int:
-    """Returns ``max_decode_steps``, the option or else the device's default."""
-    options = vllm_config.additional_config
-    if isinstance(options, RBLNConfigBase):
-        return effective_max_decode_steps(options, resolve_profile(envs.force_npu_name()))
-    return int(options.get("max_decode_steps", 1)) if isinstance(options, Mapping) else 1
 
 
 def tokens_left(request: Request) -> int:
@@ -78,7 +65,7 @@ def tokens_left(request: Request) -> int:
     return int(known - request.num_computed_tokens)
 
 
-class RBLNScheduler(RefusingScheduler):
+class RBLNScheduler(MultiStepScheduler):
     """One prefill of at most one chunk, or one decode batch, per step."""
 
     max_num_active_reqs: int
@@ -95,25 +82,10 @@ class RBLNScheduler(RefusingScheduler):
         self._barred: frozenset[Turn] = frozenset()
         self._use_sub_blocks()
         self.step_content = StepContent(self.kv_cache_manager, self.kv_cache_config)
-        if self._pool_tokens is not None:
-            # The last token of a request is never computed, so it needs no slot. A request
-            # that grows to the end of the pool ends with reason "length" instead of waiting
-            # for a block that cannot exist. Start-up refuses such a max_model_len anyway.
-            self.max_model_len = min(self.max_model_len, self._pool_tokens + 1)
         if self.num_spec_tokens and self.dynamic_sd_lookup is None:
             # Where the number of drafts may vary, upstream does not pad the first decode step of
             # a request with drafts that are none. Programs pad rows by themselves.
             self.dynamic_sd_lookup = [self.num_spec_tokens] * (self.max_num_active_reqs + 1)
-        self.multi_step = MultiStepPolicy(
-            self._most_decode_steps(), self.max_model_len, self.max_num_scheduled_tokens
-        )
-
-    def _most_decode_steps(self) -> int:
-        """One where somebody else looks at each token before the next one is computed."""
-        processors = getattr(self.vllm_config.model_config, "logits_processors", None)
-        if self.num_spec_tokens or self.connector is not None or processors:
-            return 1
-        return decode_steps_limit(self.vllm_config)
 
     def _use_sub_blocks(self) -> None:
         """Replaces the manager upstream has made, before anything is in it."""
@@ -178,21 +150,13 @@ class RBLNScheduler(RefusingScheduler):
         rows = [request for request in self.running if may_run(request)]
         if turn is Turn.DECODE and self.num_spec_tokens:
             self._cut_drafts(rows)
-        with self._restricted(may_run, admits), announced(rows, self._steps_of(turn, rows)):
+        with self._restricted(may_run, admits), announced(rows, self._steps_of(rows)):
             return super().schedule(throttle_prefills)
 
-    def _steps_of(self, turn: Turn, rows: list[Request]) -> int:
-        """The decode steps of the turn: several where nothing waits for its end."""
-        if turn is not Turn.DECODE or self.waiting or self.kv_holding_waiting:
-            return 1
-        if self._running_prefill() is not None:
-            return 1
-        free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
-        return self.multi_step.steps(rows, free_blocks, self.block_size)
-
-    def make_spec_decoding_stats(self, *args: Any, **kwargs: Any) -> SpecDecodingStats | None:
-        """None without speculative decoding: the steps of a turn are no drafts."""
-        return super().make_spec_decoding_stats(*args, **kwargs) if self.num_spec_tokens else None
+    def _steps_of(self, rows: list[Request]) -> int:
+        """The decode steps of a turn of these rows: several where nothing waits for its end."""
+        waits = self.waiting or self.kv_holding_waiting or self._running_prefill() is not None
+        return 1 if waits else self.steps_of_turn(rows)
 
     def _cut_drafts(self, rows: list[Request]) -> None:
         """Leaves the drafts that a step of these rows can take without preempting a request.

@@ -18,18 +18,10 @@ from vllm.sequence import IntermediateTensors
 from vllm.tasks import GenerationTask
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-from vllm.v1.outputs import (
-    EMPTY_MODEL_RUNNER_OUTPUT,
-    AsyncModelRunnerOutput,
-    KVConnectorOutput,
-    ModelRunnerOutput,
-    SamplerOutput,
-)
-from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
-from rbln_vllm.core.multi_step import first_step_of, steps_of
 from rbln_vllm.core.refusal import RBLNModelRunnerOutput, refused_step
 from rbln_vllm.core.step import StepKind, StepPlan, classify
 from rbln_vllm.geometry import Geometry, options_of
@@ -40,10 +32,9 @@ from rbln_vllm.models.kv_layers import KVLayer, kv_input_name
 from rbln_vllm.models.kv_stand_in import KVLayerStandIn
 from rbln_vllm.programs import ProgramKey
 from rbln_vllm.toolchain import MissingProgramError
-from rbln_vllm.worker.inputs import Integers, StepInputs, step_inputs
+from rbln_vllm.worker.inputs import StepInputs, step_inputs
 from rbln_vllm.worker.kv_copies import CopiesKV, carry_out_copies
 from rbln_vllm.worker.kv_memory import LazyPool
-from rbln_vllm.worker.multi_step import StopTokens, Turn
 from rbln_vllm.worker.program_model import ProgramModel, StepOutputs
 from rbln_vllm.worker.program_store import ProgramStore
 from rbln_vllm.worker.sampling import DrawKeys, ProgramSampler, SamplerPrograms, SeededSampler
@@ -88,8 +79,6 @@ class ProgramRunner(CPUModelRunner):
         self._refused: set[str] = set()  # and not yet finished
         self._step: StepInputs | None = None
         self._outputs: StepOutputs | None = None
-        self._steps = 1  # of the turn under way
-        self._ended: set[str] = set()  # by the last turn of several steps
         self._lost: dict[str, str] = {}  # requests of the step without their adapter, and why
         self._kv_connector_output: KVConnectorOutput | None = None
         self._keys = DrawKeys(self.requests, lambda: self.input_batch, self.model_config.seed)
@@ -174,18 +163,11 @@ class ProgramRunner(CPUModelRunner):
     ) -> RunnerOutput:
         """Run one step. A step whose program may not be compiled now is refused, not fatal."""
         self._refused -= scheduler_output.finished_req_ids
-        if self.speculation is None:
-            self._steps = steps_of(scheduler_output)
-            scheduler_output = first_step_of(scheduler_output)
         self._plan = self._classify(scheduler_output)
         pools: list[CopiesKV] = [self._store.executable]
         if self.speculation is not None:
             self.speculation.forget(scheduler_output.finished_req_ids)
             pools.append(self.speculation)
-        elif self._ended and self._ended.issuperset(self._plan.request_ids):
-            # Scheduled ahead of the news that these requests have ended.
-            self._update_states(scheduler_output)
-            return EMPTY_MODEL_RUNNER_OUTPUT
         scheduler_output = carry_out_copies(pools, scheduler_output)
         try:
             return cast(RunnerOutput, super().execute_model(scheduler_output, intermediate_tensors))
@@ -202,29 +184,6 @@ class ProgramRunner(CPUModelRunner):
                 return cast(RunnerOutput, output)
         except MissingProgramError as error:
             return self._refuse(error)
-
-    def _sample(
-        self, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
-    ) -> SamplerOutput:
-        """Also takes the further steps of the turn, whose tokens come with the first."""
-        output = super()._sample(logits, spec_decode_metadata)
-        if self._steps == 1:
-            return output
-        assert self._step is not None
-        stops = StopTokens(self.input_batch.req_ids, self.requests)
-        turn = Turn(self._steps, self._step, self.input_batch.block_table[0].block_size)
-        first_B = output.sampled_token_ids[:, 0].numpy()
-        output.sampled_token_ids = turn.tokens(first_B, self._next_tokens, stops)
-        self._ended = stops.ended
-        return output
-
-    def _next_tokens(self, step: StepInputs, done: int) -> Integers:
-        hidden_NH = self.model.run_step(self._program(), step).hidden_NH
-        logits_RV = self.model.compute_logits(hidden_NH)
-        with self._keys.looking_ahead(done):
-            output = self.sampler(logits_RV, self.input_batch.sampling_metadata)
-        tokens_B: Integers = output.sampled_token_ids[:, 0].numpy()
-        return tokens_B
 
     def _make_sampler(self) -> SeededSampler:
         programs, keys = SamplerPrograms(self._geometry.table, self._store), self._keys

@@ -26,6 +26,7 @@ from rbln_vllm.startup.start_method import is_forked
 from rbln_vllm.toolchain import host_toolchain
 from rbln_vllm.worker.heartbeat import Heartbeat
 from rbln_vllm.worker.memory import check_pool, kv_budget
+from rbln_vllm.worker.multi_step_runner import MultiStepRunner
 from rbln_vllm.worker.pooling.encoder_runner import EncoderRunner
 from rbln_vllm.worker.pooling.runner import PoolingRunner
 from rbln_vllm.worker.program_store import ProgramStore
@@ -150,5 +151,5 @@ class RBLNWorker(CPUWorker):
 
 def _runner_class(geometry: Geometry) -> type[ProgramRunner]:
     if geometry.pooling is None:
-        return ProgramRunner
+        return MultiStepRunner
     return EncoderRunner if geometry.pooling.is_encoder else PoolingRunner
