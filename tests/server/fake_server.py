@@ -23,7 +23,9 @@ MODEL = "it's a model"
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        routes = {os.environ.get("FAKE_ROUTE", "/v1/chat/completions"): {}}
+        routes: dict[str, dict[str, object]] = {
+            os.environ.get("FAKE_ROUTE", "/v1/chat/completions"): {}
+        }
         body = json.dumps({"data": [{"id": MODEL}], "paths": routes}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -38,6 +38,8 @@ class ProgramModel(torch.nn.Module):
         self._staged: dict[ProgramKey, StagedInputs] = {}
         self._rows: dict[ProgramKey, Tensor] = {}
         self._greedy_R = torch.empty(0, dtype=torch.int64)
+        self._unread = False
+        self._blank: dict[ProgramKey, tuple[Tensor, Tensor]] = {}
         self.launched: Callable[[], None] = _nothing
         """Called when a step's program is about to start and the interpreter will be free."""
 
@@ -62,12 +64,20 @@ class ProgramModel(torch.nn.Module):
         outputs = self._store.executable.run(key.name, inputs, last)
         return StepOutputs(*(output[index_of(places)] for output in outputs))
 
+    def begin_step(self, *, draws: bool) -> None:
+        """Whether a token is drawn in the step; else its logits, which nobody reads, are zeros."""
+        self._unread = not draws
+
     def compute_logits(self, hidden_RH: Tensor) -> Tensor:
         """Logits ``[R, vocabulary]`` of any number of rows; many rows take several runs.
 
         Of one run they are the program's own buffer, valid until its next run.
         """
         key = self._table.logits_for(hidden_RH.shape[0])
+        unread, self._unread = self._unread, False
+        if unread and hidden_RH.shape[0] == 1 and key in self._blank:
+            logits_RV, self._greedy_R = (tensor.zero_() for tensor in self._blank[key])
+            return logits_RV
         if hidden_RH.shape[0] <= key.batch:
             logits_RV, self._greedy_R = self._logits(key, hidden_RH)
             return logits_RV
@@ -94,6 +104,8 @@ class ProgramModel(torch.nn.Module):
         if rows < key.batch:
             padded_BH[rows:] = 0
         logits_BV, greedy_B = self._store.executable.run(key.name, {"hidden": padded_BH}, rows)
+        if rows == 1 and key not in self._blank:
+            self._blank[key] = torch.zeros_like(logits_BV[:1]), torch.zeros_like(greedy_B[:1])
         return logits_BV[:rows], greedy_B[:rows]
 
 

@@ -262,6 +262,7 @@ class ProgramRunner(CPUModelRunner):
         num_tokens = self._step.num_tokens
         assert self._plan is not None
         first = num_tokens - 1 if self._plan.kind is StepKind.PREFILL else 0
+        self.model.begin_step(draws=not self.discard_request_mask.np[:rows].all())
         scheduled = scheduler_output.scheduled_spec_decode_tokens
         return slice(first, num_tokens), ScheduledDrafts.of(batch.req_ids, scheduled), 1
 
