@@ -61,8 +61,7 @@ class TopP {
     // Where some of the set have nothing, all may have something.
     while (least > 0 && parts[least - 1] == 0) --least;
     while (most < kParts && parts[most] == 0) ++most;
-    return {least > 0 ? split.edge(least) : -FLT_MAX,
-            most < kParts ? split.edge(most) : kInfinity};
+    return {least > 0 ? split.edge(least) : -FLT_MAX, most < kParts ? split.edge(most) : kInfinity};
   }
 
   // How many parts, from that of the least values on, weigh no more than `weight` together.
