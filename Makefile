@@ -95,7 +95,7 @@ sanitize: $(SETUP) ## run the kernel tests under AddressSanitizer and UBSan
 
 wheel: native ## build a wheel into dist and check that it works without a compiler
 	@rm -rf dist
-	@$(BIN)/pip wheel -q --no-build-isolation --no-deps -C build-dir=$(NATIVE_BUILD) -w dist .
+	@$(BIN)/pip wheel -q --no-build-isolation --no-deps --config-settings=build-dir=$(NATIVE_BUILD) -w dist .
 	@$(BIN)/python scripts/check_wheel.py dist/*.whl
 
 clean: ## remove caches and build output
