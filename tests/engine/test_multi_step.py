@@ -193,6 +193,20 @@ def test_a_tight_pool(tiny_llama_dir: Path) -> None:
         check_idle(llm)
 
 
+def test_by_vllms_sampler(tiny_llama_dir: Path) -> None:
+    params = [
+        SamplingParams(temperature=1.0, seed=5, max_tokens=21, ignore_eos=True),
+        greedy(14),
+    ]
+    prompts = [prompt(9), prompt(40)]
+    tokens = []
+    for steps in (1, STEPS):
+        options = {"use_custom_sampler": False, "max_decode_steps": steps}
+        with running_engine(tiny_llama_dir, additional_config=options) as llm:
+            tokens.append([tokens_of(o) for o in generate(llm, prompts, params)])
+    assert tokens[0] == tokens[1]
+
+
 def test_not_beside_who_looks_at_every_token(tiny_llama_dir: Path) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
     with running_engine(tiny_llama_dir, speculative_config=drafts) as llm:

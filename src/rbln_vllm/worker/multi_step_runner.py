@@ -55,9 +55,10 @@ class MultiStepRunner(ProgramRunner):
         return output
 
     def _next_tokens(self, step: StepInputs, done: int) -> Integers:
+        """One step after ``done`` of the turn, and what its rows draw."""
         hidden_NH = self.model.run_step(self._program(), step).hidden_NH
         logits_RV = self.model.compute_logits(hidden_NH)
         with self._keys.looking_ahead(done):
-            output = self.sampler(logits_RV, self.input_batch.sampling_metadata)
-        tokens_B: Integers = output.sampled_token_ids[:, 0].numpy()
-        return tokens_B
+            drawn_B = self.sampler.again(logits_RV, self.input_batch.sampling_metadata)
+        token_B: Integers = drawn_B.numpy()
+        return token_B

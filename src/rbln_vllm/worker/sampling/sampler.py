@@ -63,6 +63,13 @@ class SeededSampler(Sampler):
         self._renew(sampling_metadata.generators)
         return self._vllm(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
 
+    def again(self, logits_RV: Tensor, metadata: SamplingMetadata) -> Tensor:
+        """Tokens ``[R]`` of a further step of the turn, whose first one had the same metadata.
+
+        They may be a program's own buffer, valid until its next run.
+        """
+        return self(logits_RV, metadata).sampled_token_ids[:, 0]
+
     def _vllm(self, *args: Any) -> SamplerOutput:
         return cast(SamplerOutput, super().forward(*args))
 
@@ -91,6 +98,7 @@ class ProgramSampler(SeededSampler):
     ) -> None:
         super().__init__(model_config, programs, keys)
         self._greedy_tokens = greedy_tokens
+        self._processed = False  # the logits of the last step, by vLLM
         self.topk_topp_sampler = _ProgramDraw(model_config.logprobs_mode, programs, keys)
 
     def forward(
@@ -100,10 +108,16 @@ class ProgramSampler(SeededSampler):
         predict_bonus_token: bool = False,
         logprobs_mode_override: Any = None,
     ) -> SamplerOutput:
-        if not needs_vllm(sampling_metadata):
+        self._processed = needs_vllm(sampling_metadata)
+        if not self._processed:
             return _output(self._tokens(logits, sampling_metadata))
         self.mask(logits)
         return self._vllm(logits, sampling_metadata, predict_bonus_token, logprobs_mode_override)
+
+    def again(self, logits_RV: Tensor, metadata: SamplingMetadata) -> Tensor:
+        if self._processed:
+            return super().again(logits_RV, metadata)
+        return self._tokens(logits_RV, metadata)
 
     def tokens_after_drafts(
         self, logits_RV: Tensor, metadata: SamplingMetadata, counts_B: Integers
