@@ -68,7 +68,8 @@ class SeededSampler(Sampler):
 
         They may be a program's own buffer, valid until its next run.
         """
-        return self(logits_RV, metadata).sampled_token_ids[:, 0]
+        token_R: Tensor = self.forward(logits_RV, metadata).sampled_token_ids[:, 0]
+        return token_R
 
     def _vllm(self, *args: Any) -> SamplerOutput:
         return cast(SamplerOutput, super().forward(*args))
