@@ -225,7 +225,7 @@ def _dry_run(options: argparse.Namespace) -> None:
     from rbln_vllm.cli.compile_target import TargetReport
 
     try:
-        resolve_profile(options.target)
+        resolve_profile(options.target, "--target")
         report = TargetReport.of(_job(options, options.target))
     except _WRONG as error:
         raise CommandError(f"compile: {one_line(error)}") from error

@@ -111,16 +111,15 @@ PROFILES: dict[str, DeviceProfile] = {
 }
 
 
-def resolve_profile(forced_name: str | None) -> DeviceProfile:
+def resolve_profile(forced_name: str | None, origin: str = "RBLN_FORCE_NPU_NAME") -> DeviceProfile:
     """The profile of the named device, HOST for None.
 
-    Raises ValueError for an unknown name, listing the known ones.
+    Raises ValueError for an unknown name, which ``origin`` gave, listing the known ones.
     """
     if forced_name is None:
         return HOST
     if forced_name not in PROFILES:
         raise ValueError(
-            f"unknown device {forced_name!r} in RBLN_FORCE_NPU_NAME: known devices are "
-            f"{', '.join(PROFILES)}"
+            f"unknown device {forced_name!r} in {origin}: known devices are {', '.join(PROFILES)}"
         )
     return PROFILES[forced_name]

@@ -89,7 +89,7 @@ def test_a_dry_run_as_text(model: Path, capsys: Any) -> None:
         ("RBLN-CR03", ["--kvcache-partition-len", "512"], "512 is not from 1024 to 16384"),
         ("RBLN-CR03", ["--max-model-len", "20000", "--block-size", "8192"], "must be a multiple"),
         ("RBLN-CA25", ["--prefill-chunk-size", "100"], "must be a positive multiple of 64"),
-        ("RBLN-XX", [], "unknown device 'RBLN-XX'"),
+        ("RBLN-XX", [], "unknown device 'RBLN-XX' in --target"),
     ],
 )
 def test_a_dry_run_says_what_the_device_refuses(
