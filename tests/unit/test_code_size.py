@@ -8,7 +8,7 @@ import ast
 from tests.unit.source_tree import SRC, Source, sources
 
 MAX_FUNCTION_LINES = 60
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 340
 
 # What is over a limit today, with its length. It may shrink and leave; nothing may join or grow.
 LONG_FUNCTIONS: dict[str, int] = {}
