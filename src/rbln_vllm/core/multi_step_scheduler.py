@@ -2,10 +2,12 @@
 """vLLM's scheduler, able to schedule several decode steps as one turn of the engine."""
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.request import Request
+from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from rbln_vllm import envs
@@ -34,7 +36,8 @@ class MultiStepScheduler(RefusingScheduler):
 
     def _most_decode_steps(self) -> int:
         """One where somebody else looks at each token before the next one is computed."""
-        processors = getattr(self.vllm_config.model_config, "logits_processors", None)
+        named = getattr(self.vllm_config.model_config, "logits_processors", None)
+        processors = named or entry_points(group=LOGITSPROCS_GROUP)
         if self.num_spec_tokens or self.connector is not None or processors:
             return 1
         return decode_steps_limit(self.vllm_config)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+from rbln_vllm.core import multi_step_scheduler
 from rbln_vllm.core.multi_step import MOST_TOKENS, MultiStepPolicy, is_plain
 from rbln_vllm.core.scheduler import RBLNAsyncScheduler, RBLNScheduler
 from tests.unit.core.harness import Driver, SchedulerFactory, make_request, prompt_of
@@ -19,6 +20,7 @@ def rows(count: int, **options: Any) -> list[Any]:
     return [make_request(f"r{i}", prompt_of(5), block=BLOCK, **options) for i in range(count)]
 
 
+@pytest.mark.usefixtures("build")  # with it block hashes have a root
 class TestPolicy:
     @pytest.mark.parametrize(
         ("count", "steps"), [(0, 1), (1, 4), (8, 4), (9, 3), (10, 3), (11, 2), (16, 2), (17, 1)]
@@ -103,6 +105,14 @@ def test_not_plain(asked: dict[str, Any]) -> None:
 def test_bad_words_are_not_plain() -> None:
     params = SamplingParams(bad_words=["no"])
     assert not is_plain(params)
+
+
+def test_one_step_where_an_installed_processor_sees_every_token(
+    build: SchedulerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build(steps=4).multi_step.most_steps == 4
+    monkeypatch.setattr(multi_step_scheduler, "entry_points", lambda group: (group,))
+    assert build(steps=4).multi_step.most_steps == 1
 
 
 class TestTables:
